@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FORMATS = ["hermes", "qwen_xml", "llama", "mistral", "deepseek", "glm", "kimi", "minimax", "harmony"]
 # Name, crate, test.
 SURFACES = [
-    ("bodies", "gateway", "fuzz_tests::any_body_gets_response_in_api_format"),
-    ("paths", "gateway", "fuzz_tests::any_path_reaches_only_attempt_of_key"),
+    ("bodies", "gateway", "fuzz_tests::any_request_body_gets_response_in_api_format"),
+    ("paths", "gateway", "fuzz_tests::request_reaches_only_attempt_of_its_key"),
     ("streams", "remote", "external::sse::tests::events_are_independent_of_chunk_boundaries"),
     *((name, "text", f"fuzz_tests::{name}_stream_matches_complete_parse") for name in FORMATS),
     ("templates", "text", "fuzz_tests::damaged_template_never_panics"),

@@ -116,7 +116,7 @@ impl Drop for QueuePosition<'_> {
         state.waiting.remove(&self.number);
         state.started.remove(self.session.recorder().name());
         drop(state);
-        self.gateway.forget(&self.session);
+        self.gateway.forget_session(&self.session);
         // An attempt that the run no longer needs must not continue to sample for its client.
         self.session.recorder().abort();
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use levade_gateway::{Options, serve};
+use levade_gateway::{GatewayOptions, serve};
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_tasks::Task;
 use levade_text::Message;
@@ -29,7 +29,8 @@ struct Bench {
 
 impl Bench {
     async fn new(wait: Duration, silence: Duration, rewards: bool) -> Self {
-        let options = Options { open: false, keys: vec![KEY.into()], ..Options::default() };
+        let options =
+            GatewayOptions { open: false, keys: vec![KEY.into()], ..GatewayOptions::default() };
         let gateway = Gateway::new(Vec::new(), options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

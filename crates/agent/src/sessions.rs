@@ -156,11 +156,11 @@ impl Sessions {
         // As outside of sessions, a client that sets a seed gets the same completion again.
         let seed = seed.unwrap_or_else(|| xxh3_64(id.as_bytes()));
         let party = Party { agent: DEFAULT.into(), policy: DEFAULT.into(), ..(**party).clone() };
-        let session = gateway.open(SessionOptions {
+        let session = gateway.open_session(SessionOptions {
             rollout: replace_reserved_chars(&task.id),
             attempt: id.clone(),
             routes: vec![Route { party: Arc::new(party), pattern: CallPattern::default() }],
-            recorder: gateway.recorder(&id, (seed, 0), (u32::MAX, usize::MAX)),
+            recorder: gateway.new_recorder(&id, (seed, 0), (u32::MAX, usize::MAX)),
             rewards: true,
         });
         let slot = AttemptSlot::for_session(session.key());
@@ -171,7 +171,7 @@ impl Sessions {
             task: json!(task),
         };
         if is_started && let Err(error) = store.start_attempt(&start).await {
-            gateway.forget(&session);
+            gateway.forget_session(&session);
             return Err(to_recording_error(&error));
         }
         let this = Weak::clone(&self.this);
@@ -241,7 +241,7 @@ impl Sessions {
         }
         let SessionsOptions { gateway, store, .. } = &self.options;
         let (recorded, rewards) = session.close(CALL_END_TIMEOUT).await;
-        gateway.forget(&session);
+        gateway.forget_session(&session);
         let interaction_count = recorded.calls.len();
         let has_calls = interaction_count > 0;
         let mut outcome = create_session_outcome(&recorded, &rewards, ending);

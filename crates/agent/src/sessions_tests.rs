@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use levade_call::{Backend, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{Model, Options, serve};
+use levade_gateway::{GatewayOptions, Model, serve};
 use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
 use levade_store::{Memory, Sqlite};
 use levade_text::testing::{VOCABULARY, tiny_chat};
@@ -43,7 +43,7 @@ impl Server {
             PartyLimits { context: 4096, timeout: Duration::from_secs(30) },
             SamplingRule::Default(SamplingParams { max_tokens: 8, ..Default::default() }),
         ));
-        let options = Options { keys: vec![KEY.into()], ..Options::default() };
+        let options = GatewayOptions { keys: vec![KEY.into()], ..GatewayOptions::default() };
         let model = Model { party: Arc::clone(&party), created: 1 };
         let gateway = Gateway::new(vec![model], options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

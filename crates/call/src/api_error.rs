@@ -6,41 +6,41 @@ use levade_conversation::ConversationError;
 use levade_policy::PolicyError;
 use levade_text::TextError;
 
-/// Kind of an [`ApiError`]. Each API has its own status codes and names for these kinds.
+/// Kind of an [`ApiError`]. Each HTTP API has its own status codes and names for these kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The request is malformed, or refers to something that does not exist.
+    /// The request is malformed, or refers to an object that does not exist.
     Invalid,
-    /// The prompt does not fit the context.
+    /// The prompt does not fit into the model's context.
     TooLong,
-    /// The body exceeds the size limit.
+    /// The request body exceeds the size limit.
     TooLarge,
-    /// The key is missing or wrong.
+    /// The API key is missing or wrong.
     Unauthorized,
-    /// The key is valid, but does not permit this request.
+    /// The API key is valid, but does not permit this request.
     Forbidden,
-    /// A limit of the attempt is reached.
+    /// A limit of the attempt, such as its number of calls, is reached.
     Limit,
     /// The URL path, the model or an earlier response does not exist.
     NotFound,
     /// The URL path does not support the HTTP method.
     Method,
-    /// The type or encoding of the body is not supported.
+    /// The content type or encoding of the request body is not supported.
     MediaType,
-    /// The attempt has already ended.
+    /// The attempt that the request belongs to has already ended.
     AttemptEnded,
-    /// The queue of calls is full. A retry after this time may succeed.
+    /// The queue of calls is full. A retry after the contained duration may succeed.
     Busy(Duration),
-    /// The model is unavailable. The client may repeat the call.
+    /// The model is unavailable. The client can repeat the call later.
     Unavailable,
-    /// A timeout has expired.
+    /// A timeout has expired before the call was complete.
     Deadline,
-    /// A defect of this program.
+    /// The server failed because of a defect of this program.
     Internal,
 }
 
 impl ErrorKind {
-    /// Returns the name of the kind in logs, metrics and records.
+    /// Returns the name of the error kind in logs, metrics and records.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Invalid => "invalid",
@@ -66,15 +66,15 @@ impl ErrorKind {
     }
 }
 
-/// Error of a call. The message names the problem, the wrong value and a remedy.
+/// Error of an API call. Its message names the problem, the wrong value and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// Kind of the error.
     pub kind: ErrorKind,
-    /// Description in one sentence.
+    /// Description of the problem and a remedy, in one sentence.
     pub message: String,
-    /// Request field with the wrong value.
+    /// Request field with the wrong value. `None` if the error is not about a single field.
     pub param: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl ApiError {
         ApiError { kind, message: message.into(), param: None }
     }
 
-    /// Creates an [`ErrorKind::Invalid`] error for a field of the request.
+    /// Creates an [`ErrorKind::Invalid`] error about the request field `param`.
     pub fn field(param: &str, message: impl Into<String>) -> Self {
         ApiError {
             kind: ErrorKind::Invalid,

@@ -10,6 +10,6 @@ pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.map_err(|error| {
-        ApiError::new(ErrorKind::Internal, format!("rendering the prompt failed: {error}"))
+        ApiError::new(ErrorKind::Internal, format!("the prompt cannot be rendered: {error}"))
     })
 }

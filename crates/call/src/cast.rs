@@ -19,8 +19,8 @@ use crate::transcript::Reader;
 /// Maximum number of completions of one call.
 const MAX_COMPLETIONS: usize = 128;
 
-/// Parties that answer the calls of one attempt, one party for each agent. The policy behind each
-/// party is already selected.
+/// Parties that answer the calls of one attempt, one party for each agent. Each party already
+/// samples from a selected policy.
 #[derive(Clone)]
 pub struct Cast {
     parties: Arc<[Arc<Party>]>,
@@ -28,12 +28,13 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// Creates a cast whose calls `recorder` records. The first party belongs to the task's agent.
+    /// Creates the cast of an attempt, whose calls `recorder` records. The first party must be the
+    /// party of the task's own agent.
     pub fn new(parties: impl IntoIterator<Item = Arc<Party>>, recorder: Arc<Recorder>) -> Self {
         Cast { parties: parties.into_iter().collect(), recorder }
     }
 
-    /// Returns the parties in the order in which they were passed.
+    /// Returns the parties in the order in which they were passed to [`Cast::new`].
     pub fn parties(&self) -> &[Arc<Party>] {
         &self.parties
     }
@@ -43,7 +44,7 @@ impl Cast {
         &self.recorder
     }
 
-    /// Returns the party of an agent.
+    /// Returns the party that answers the calls of an agent.
     ///
     /// # Errors
     /// Returns an [`ErrorKind::NotFound`] error if the cast has no such agent.
@@ -59,22 +60,24 @@ impl Cast {
         })
     }
 
-    /// Starts a call of an agent and returns a reader of its events.
+    /// Starts a model call of an agent and returns a reader of its events.
     ///
     /// # Errors
-    /// See [`call`]. Returns an [`ErrorKind::NotFound`] error if the cast has no such agent.
+    /// Returns the errors of [`call`]. Returns an [`ErrorKind::NotFound`] error if the cast has no
+    /// such agent.
     pub async fn call(&self, agent: &str, request: Request) -> Result<Reader, ApiError> {
         call(&self.recorder, self.party(agent)?, request, CallOptions::default()).await
     }
 }
 
-/// Starts a call of a party. The call runs in its own task, which writes a
-/// [`Transcript`](crate::Transcript). If all readers of the transcript are dropped, the call is
-/// aborted after the grace period. Sampled tokens are recorded in any case.
+/// Starts a model call that `party` answers, and returns a reader of its events. The call runs in
+/// its own task, which writes a [`Transcript`](crate::Transcript). If all readers of the transcript
+/// are dropped, the call is aborted after the grace period. Sampled tokens are recorded in any
+/// case.
 ///
 /// # Errors
 /// Returns an error if the request is invalid, exceeds a limit, or is rejected by the party. In
-/// that case nothing is recorded, except for the prompt with
+/// this case nothing is recorded, except for the prompt with
 /// [`PromptRecording::BeforeSampling`](crate::PromptRecording::BeforeSampling).
 pub async fn call(
     recorder: &Arc<Recorder>,
@@ -85,8 +88,8 @@ pub async fn call(
     start(recorder, party, request, options, true).await
 }
 
-/// Starts a call. `is_counted` states whether the call counts toward the limits of the attempt;
-/// summaries do not.
+/// Starts a model call that `party` answers. `is_counted` is true if the call counts toward the
+/// limits of the attempt, and false for summaries.
 async fn start(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -111,8 +114,8 @@ async fn start(
     }
 }
 
-/// Requests a summary of a text, in a recorded call that does not count toward the limits of the
-/// attempt.
+/// Requests a summary of `text` from the summarizer. The call is recorded, but does not count
+/// toward the limits of the attempt.
 ///
 /// # Errors
 /// Returns the error with which the call failed.

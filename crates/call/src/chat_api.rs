@@ -10,17 +10,18 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::api_error::ApiError;
 use crate::request::{Constraint, SamplingOptions, ToolChoice};
 
-/// Chat API that continues conversations.
+/// Chat API that continues conversations, such as a third-party model server.
 pub trait ChatApi: Send + Sync {
-    /// Starts a completion. The receiver yields its deltas; the last one is [`ChatDelta::Done`] or
-    /// an error. Dropping the receiver cancels the request. Must be called within a Tokio runtime.
+    /// Starts a completion. The returned receiver yields its events, and ends with
+    /// [`ChatDelta::Done`] or an error. Dropping the receiver cancels the request. Must be called
+    /// within a Tokio runtime.
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>>;
 
     /// Checks that a server of the API accepts connections. Sends no request. An API without
-    /// servers is reachable.
+    /// servers counts as reachable.
     ///
     /// # Errors
-    /// Returns a message that names the servers if none accepts a connection.
+    /// Returns an error message that names the servers if no server accepts a connection.
     fn check_reachable(&self) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
@@ -33,11 +34,11 @@ pub struct ChatQuery {
     pub messages: Vec<Message>,
     /// Tools that the model can call.
     pub tools: Vec<ToolSpec>,
-    /// Which tools the model may or must call.
+    /// Rule for the tool calls of the completion.
     pub tool_choice: ToolChoice,
-    /// Whether the model may call several tools at once.
+    /// Whether the completion can contain several tool calls.
     pub parallel_calls: bool,
-    /// Format that the completion must have.
+    /// Output format that the completion must have. `None` if it is free.
     pub constraint: Option<Constraint>,
     /// Sampling options of the completion.
     pub sampling: SamplingOptions,
@@ -52,21 +53,21 @@ pub enum ChatDelta {
     Reasoning(String),
     /// Next part of the text.
     Text(String),
-    /// The complete completion. This is the last part.
+    /// The completion has ended. Contains the complete completion. This is the last event.
     Done(Box<ChatCompletion>),
 }
 
 /// Completion of a [`ChatApi`] that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatCompletion {
-    /// Assistant message, with its tool calls and reasoning.
+    /// Assistant message of the completion, with its tool calls and reasoning.
     pub message: Message,
-    /// Reason for the end of the completion.
+    /// Reason why the completion ended.
     pub finish: FinishReason,
-    /// Number of prompt tokens that the API reports; 0 if it reports none.
+    /// Number of prompt tokens. 0 if the API does not report it.
     pub prompt_tokens: usize,
-    /// Number of completion tokens that the API reports; 0 if it reports none.
+    /// Number of completion tokens, including reasoning tokens. 0 if the API does not report it.
     pub tokens: usize,
-    /// Number of reasoning tokens among the completion tokens.
+    /// Number of reasoning tokens among the completion tokens. 0 if the API does not report it.
     pub reasoning_tokens: usize,
 }

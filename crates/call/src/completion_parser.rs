@@ -14,13 +14,15 @@ use levade_text::{
 
 use crate::transcript::{End, message_parts};
 
-/// Incremental parser of one completion, which also finds stop strings.
+/// Incremental parser that splits a completion into text, reasoning and tool calls, and finds stop
+/// strings.
 pub(crate) struct CompletionParser {
-    source: Source,
+    source: CompletionSource,
     output: ClientOutput,
 }
 
-/// Output for the client: counts of what was sent, and text that is held back.
+/// Part of a parser that decides what the client receives: counts of the sent text and tool calls,
+/// and text that is held back.
 #[derive(Clone, Default)]
 struct ClientOutput {
     is_text: bool,
@@ -29,38 +31,38 @@ struct ClientOutput {
     stops: Vec<String>,
     /// Whether the client receives the stop string that ended the completion.
     keeps_stop: bool,
-    /// Prefix of the ids of tool calls.
+    /// Prefix of the ids of the completion's tool calls.
     prefix: String,
     calls: usize,
-    /// Number of well-formed tool calls. The client receives at most `max_calls` of them.
+    /// Number of well-formed tool calls so far. The client receives at most `max_calls` of them.
     readable: usize,
     max_calls: Option<usize>,
-    /// Whether text of the message was sent.
+    /// Whether the client has received text of the message.
     spoken: bool,
-    /// Whether the last piece was a malformed tool call.
+    /// Whether the last delta was a malformed tool call.
     broken: bool,
     /// White space at the start of the completion or after text of the message. It belongs to the
-    /// text unless reasoning or a tool call follows. `None` after these.
+    /// text unless reasoning or a tool call follows. `None` after reasoning or a tool call.
     blank: Option<String>,
     tokens: usize,
     reasoning_tokens: usize,
-    /// Complete text of a completion that is not a chat.
+    /// Complete text of a completion whose prompt is not a chat.
     text: String,
 }
 
-enum Source {
+enum CompletionSource {
     Chat(CompletionStream),
     Text(Arc<Chat>, StreamDecoder),
 }
 
-/// Options for parsing a completion of a chat.
+/// Options for parsing the completion of a chat.
 #[derive(Clone)]
 pub(crate) struct ChatParseOptions {
     pub chat: Arc<Chat>,
     /// Whether the prompt starts the completion's reasoning.
     pub in_reasoning: bool,
     pub tools: Arc<[ToolSpec]>,
-    /// Whether the syntax of tool calls is text of the message.
+    /// Whether tool calls in the completion are not parsed but returned as text of the message.
     pub calls_are_text: bool,
 }
 
@@ -73,7 +75,7 @@ impl ChatParseOptions {
         stream
     }
 
-    /// Returns the parts of a recorded completion in their order.
+    /// Returns the parts of a recorded completion (text, reasoning, tool calls) in their order.
     fn recorded_deltas(&self, recorded_completion: &RecordedCompletion) -> Vec<CompletionDelta> {
         if recorded_completion.parsed.bare && !self.calls_are_text {
             let reasoning = Some(recorded_completion.reasoning.clone())
@@ -93,22 +95,23 @@ impl ChatParseOptions {
 }
 
 impl CompletionParser {
-    /// Creates a parser for a completion of a chat. Ids of tool calls start with `prefix`.
+    /// Creates a parser for the completion of a chat. `stops` are the stop strings, and `prefix` is
+    /// the prefix of the ids of tool calls.
     pub(crate) fn for_chat(
         parse_options: &ChatParseOptions,
         stops: &[String],
         prefix: &str,
     ) -> Self {
-        Self::new(Source::Chat(parse_options.stream()), stops, prefix)
+        Self::new(CompletionSource::Chat(parse_options.stream()), stops, prefix)
     }
 
-    /// Creates a parser for plain text.
+    /// Creates a parser for a completion that is plain text. `stops` are the stop strings.
     pub(crate) fn for_text(chat: &Arc<Chat>, stops: &[String]) -> Self {
-        Self::new(Source::Text(Arc::clone(chat), StreamDecoder::new()), stops, "")
+        Self::new(CompletionSource::Text(Arc::clone(chat), StreamDecoder::new()), stops, "")
     }
 
-    fn new(source: Source, stops: &[String], prefix: &str) -> Self {
-        let is_text = matches!(source, Source::Text(..));
+    fn new(source: CompletionSource, stops: &[String], prefix: &str) -> Self {
+        let is_text = matches!(source, CompletionSource::Text(..));
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         let blank = (!is_text).then(String::new);
         let output = ClientOutput {
@@ -131,17 +134,17 @@ impl CompletionParser {
         self.output.keeps_stop = true;
     }
 
-    /// Returns the number of tokens so far.
+    /// Returns the number of completion tokens so far.
     pub(crate) fn tokens(&self) -> usize {
         self.output.tokens
     }
 
-    /// Parses a token, and returns the pieces that the client can receive now.
+    /// Parses a token, and returns the deltas that the client can receive now.
     pub(crate) fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         self.output.tokens += 1;
         let deltas = match &mut self.source {
-            Source::Chat(stream) => stream.push(id),
-            Source::Text(chat, decoder) => {
+            CompletionSource::Chat(stream) => stream.push(id),
+            CompletionSource::Text(chat, decoder) => {
                 vec![CompletionDelta::Speech(decoder.push(chat.tokenizer(), id))]
             }
         };
@@ -150,9 +153,9 @@ impl CompletionParser {
         self.output.emit(deltas)
     }
 
-    /// Ends the parser. Returns the pieces that the client has not received yet, and the complete
-    /// completion. `recorded_completion` is the recorded completion of a chat, and `parse_options`
-    /// the way to parse it. Without `parse_options`, all text is the message.
+    /// Ends the completion. Returns the deltas that the client has not received yet, and the
+    /// complete completion. `recorded_completion` is the recorded completion of a chat, which is
+    /// parsed with `parse_options`. If `parse_options` is `None`, all text is the message.
     pub(crate) fn end(
         self,
         recorded_completion: Option<RecordedCompletion>,
@@ -172,8 +175,8 @@ impl CompletionParser {
             ..ClientOutput::default()
         };
         let last = match self.source {
-            Source::Chat(stream) => stream.finish(),
-            Source::Text(_, decoder) => vec![CompletionDelta::Speech(decoder.finish())],
+            CompletionSource::Chat(stream) => stream.finish(),
+            CompletionSource::Text(_, decoder) => vec![CompletionDelta::Speech(decoder.finish())],
         };
         let mut rest = output.emit(last);
         let (held_text, mut stopped_by) = output.finish(stopped);
@@ -223,7 +226,7 @@ impl CompletionParser {
     }
 }
 
-/// Joins adjacent pieces of one kind, and omits pieces that clients do not receive.
+/// Joins adjacent deltas of one kind, and omits deltas that clients do not receive.
 fn join_parts(deltas: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
     let mut parts: Vec<CompletionDelta> = Vec::new();
     for delta in deltas {
@@ -239,7 +242,7 @@ fn join_parts(deltas: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
     parts
 }
 
-/// Creates the message that consists of `parts`.
+/// Creates the assistant message that consists of `parts`.
 fn to_message(parts: &[CompletionDelta]) -> Message {
     let mut content = String::new();
     let mut reasoning = String::new();
@@ -309,7 +312,7 @@ impl ClientOutput {
         output
     }
 
-    /// Sends text of the message.
+    /// Appends text of the message to `output`, except for an end that can start a stop string.
     fn emit_text(&mut self, text: &str, output: &mut Vec<CompletionDelta>) {
         self.reasoning.flush(CompletionDelta::Reasoning, output);
         self.spoken |= !text.is_empty();
@@ -317,7 +320,7 @@ impl ClientOutput {
         output.extend(Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Speech));
     }
 
-    /// Sends the text held back before a tool call.
+    /// Appends the text that was held back to `output`, because a tool call follows.
     fn flush(&mut self, output: &mut Vec<CompletionDelta>) {
         (self.blank, self.broken) = (None, false);
         self.reasoning.flush(CompletionDelta::Reasoning, output);
@@ -325,7 +328,7 @@ impl ClientOutput {
     }
 
     /// Ends the completion. Returns the text that was held back, and the stop string that ended the
-    /// completion, if the message or the reasoning contains it.
+    /// completion if the message or the reasoning contains it.
     fn finish(&mut self, stopped: bool) -> (Vec<CompletionDelta>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
@@ -346,8 +349,8 @@ impl ClientOutput {
     }
 }
 
-/// Returns the stop string that ends last in `for_text`. If the text contains none, returns the
-/// only stop string, or `None` if there are several.
+/// Returns the stop string whose last occurrence in `text` ends last. If `text` contains no stop
+/// string, returns the only stop string, or `None` if there are several.
 fn last_stop(stops: &[String], text: &str) -> Option<String> {
     let ends =
         stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
@@ -357,9 +360,9 @@ fn last_stop(stops: &[String], text: &str) -> Option<String> {
         .cloned()
 }
 
-/// Returns the part of `for_text` before the stop string that ended the completion, or all of
-/// `for_text` if it does not contain the stop string. The last occurrence counts, or the first of
-/// several that overlap: one token completed all of them and ended the completion.
+/// Returns the part of `text` before the stop string that ended the completion, or all of `text` if
+/// it does not contain the stop string. The last occurrence counts. Of several overlapping
+/// occurrences the first counts, because one token completed all of them and ended the completion.
 pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
     let Some(mut at) = text.rfind(stop) else { return text };
     let last = stop.chars().next_back().map_or(0, char::len_utf8);
@@ -371,12 +374,12 @@ pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
     &text[..at]
 }
 
-/// Text held back because its end can be the start of a stop string.
+/// Text that is held back because its end can be the start of a stop string.
 #[derive(Debug, Clone, Default)]
 struct HeldText(String);
 
 impl HeldText {
-    /// Adds text. Returns and removes the part in which no stop string can start.
+    /// Appends a text. Removes and returns the part in which no stop string can start.
     fn push(&mut self, text: &str, stops: &[String]) -> String {
         if stops.is_empty() {
             return text.to_owned();
@@ -393,13 +396,13 @@ impl HeldText {
         self.0.drain(..stop_start.unwrap_or(self.0.len())).collect()
     }
 
-    /// Sends the rest, because text of another kind follows.
+    /// Appends all held text to `output`, because text of another kind follows.
     fn flush(&mut self, kind: fn(String) -> CompletionDelta, output: &mut Vec<CompletionDelta>) {
         output.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
     }
 
-    /// Returns the text that was held back. If a stop string ended the completion, returns the text
-    /// before it, and the stop string.
+    /// Removes and returns the text that was held back. If a stop string ended the completion,
+    /// returns the text before this stop string, and the stop string.
     fn end(&mut self, stops: &[String], stopped: bool) -> (String, Option<String>) {
         let rest = std::mem::take(&mut self.0);
         if !stopped {
@@ -485,7 +488,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_lost(parts in proptest::collection::vec("[abé ]{0,4}", 0..8), stop in "[abé]{1,3}") {
+        fn completion_parser_emits_complete_text(
+            parts in proptest::collection::vec("[abé ]{0,4}", 0..8),
+            stop in "[abé]{1,3}",
+        ) {
             let whole: String = parts.concat();
             prop_assume!(!whole.contains(&stop));
             let stops = [stop];

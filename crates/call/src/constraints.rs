@@ -11,7 +11,8 @@ use crate::blocking::blocking;
 use crate::metrics::{CallMetrics, add};
 use crate::request::{Constraint, Request, ToolChoice};
 
-/// Returns the name of the request field that specifies an output format, if any.
+/// Returns the name of the request field that specifies an output format, or `None` if the request
+/// specifies no format.
 pub(crate) fn format_field(call: &Request) -> Option<&'static str> {
     match (&call.constraint, &call.tool_choice) {
         (Some(_), _) => Some("response_format"),
@@ -20,13 +21,15 @@ pub(crate) fn format_field(call: &Request) -> Option<&'static str> {
     }
 }
 
-/// Returns the grammar of the output format that a request specifies. Keywords of a tool's schema
-/// that a grammar cannot enforce are left out and counted, unless the tool is strict.
+/// Returns the grammar of the output format that a request specifies, or `None` if it specifies no
+/// format. Keywords of a tool's schema that a grammar cannot enforce are omitted and counted,
+/// unless the tool is strict.
 ///
 /// # Errors
-/// Returns an error if a forced tool does not exist, if no grammar of the model's tool calls is
-/// known, if a grammar cannot enforce a keyword in the schema of the completion or of a strict
-/// tool, or if the request specifies both a format and a forced tool call.
+/// Returns an error if a forced tool does not exist or no grammar of the model's tool calls is
+/// known. Returns an error if a grammar cannot enforce a keyword in the schema of the completion or
+/// of a strict tool. Returns an error if the request specifies both a format and a forced tool
+/// call.
 pub(crate) async fn grammar(
     metrics: &CallMetrics,
     call: &Request,
@@ -65,7 +68,7 @@ async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
     }
 }
 
-/// Returns the grammar of calls of the tools that `tool_choice` allows.
+/// Returns the grammar of tool calls that the request's `tool_choice` allows.
 async fn calls(
     metrics: &CallMetrics,
     call: &Request,
@@ -118,7 +121,7 @@ async fn calls(
     Ok(Grammar::Lark(found.lark))
 }
 
-/// Describes a keyword and its position in the schema, for an error message.
+/// Describes an omitted keyword and its position in the schema, for an error message.
 fn location_text(found: &OmittedKeyword) -> String {
     let path = if found.path.is_empty() { "the top level" } else { &found.path };
     match found.keyword.as_str() {
@@ -135,7 +138,7 @@ mod tests {
     use crate::request::Input;
 
     #[test]
-    fn field_returns_source_of_output_format() {
+    fn find_format_field_returns_source_of_output_format() {
         let named = ToolChoice::Named("f".into());
         assert_eq!(
             field_of(Some(Constraint::JsonObject), ToolChoice::Auto),

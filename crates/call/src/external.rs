@@ -7,34 +7,35 @@ use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat an earlier call's history
-/// are stored once.
+/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat the history of an earlier
+/// call are stored only once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExternalCall {
-    /// Name of the agent.
+    /// Name of the agent that made the call.
     pub agent: String,
-    /// Name of the policy.
+    /// Name of the policy that answered the call.
     pub policy: String,
-    /// Index of the earlier call whose history this call continues.
+    /// Index of the earlier call whose history this call continues. `None` if it continues no call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<usize>,
-    /// Number of messages of that history, completions included, that this call starts with.
+    /// Number of messages of the earlier call's history, including its completion, with which this
+    /// call starts.
     #[serde(default)]
     #[serde(rename = "shared")]
     pub shared_messages: usize,
-    /// Messages after the shared ones.
+    /// Messages of the request after the shared messages.
     pub messages: Vec<Message>,
-    /// Tools of the request. `None` if they equal those of the previous call.
+    /// Tools of the request. `None` if they equal the tools of the previous call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<ToolSpec>>,
-    /// Assistant message, possibly incomplete.
+    /// Assistant message of the response. It can be incomplete.
     #[serde(rename = "reply")]
     pub message: Message,
-    /// Reason for the end of the completion.
+    /// Reason why the completion ended.
     pub finish: FinishReason,
-    /// Number of prompt tokens that the API reports.
+    /// Number of prompt tokens. 0 if the API does not report it.
     pub prompt_tokens: usize,
-    /// Number of completion tokens that the API reports.
+    /// Number of completion tokens. 0 if the API does not report it.
     pub tokens: usize,
     /// Error that ended the call. `None` if the call did not fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,8 +44,8 @@ pub struct ExternalCall {
 }
 
 impl ExternalCall {
-    /// Returns the full history of the call at index `at`, including its completion. Empty if there
-    /// is no such call.
+    /// Returns the full message history of the call at index `at`, including its completion. Empty
+    /// if there is no such call.
     pub fn history(calls: &[ExternalCall], at: usize) -> Vec<Message> {
         let Some(call) = calls.get(at) else { return Vec::new() };
         // A call only continues an earlier one.
@@ -56,20 +57,21 @@ impl ExternalCall {
         messages
     }
 
-    /// Returns the tools of the call at index `at`.
+    /// Returns the tools of the request of the call at index `at`.
     pub fn tools(calls: &[ExternalCall], at: usize) -> &[ToolSpec] {
         let upto = &calls[..calls.len().min(at + 1)];
         upto.iter().rev().find_map(|call| call.tools.as_deref()).unwrap_or_default()
     }
 }
 
-/// Histories of the calls so far, by the hash of each prefix.
+/// Message histories of an attempt's chat API calls, by the hash of each prefix.
 #[derive(Debug, Default)]
-pub(crate) struct Histories(HashMap<u128, (usize, usize)>);
+pub(crate) struct CallHistories(HashMap<u128, (usize, usize)>);
 
-impl Histories {
-    /// Returns the index of the call that `messages` continue, and the number of shared messages.
-    /// Then adds `messages` and `message` as the history of the call at index `at`.
+impl CallHistories {
+    /// Returns the index of the call that `messages` continue, or `None`, and the number of shared
+    /// messages. Then stores `messages` and `assistant_message` as the history of the call at index
+    /// `at`.
     pub(crate) fn note(
         &mut self,
         at: usize,
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn history_joins_shared_messages_and_own_ones() {
+    fn history_joins_shared_and_own_messages() {
         let calls = [
             call(None, 0, &["a", "b", "c"], None),
             call(Some(0), 3, &["d", "e"], None),
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_come_from_last_call_that_lists_them() {
+    fn external_call_tools_come_from_last_listing() {
         let calls = [
             call(None, 0, &["a"], None),
             call(None, 0, &["b"], Some("add")),
@@ -163,8 +165,8 @@ mod tests {
     }
 
     #[test]
-    fn note_finds_longest_known_prefix() {
-        let mut histories = Histories::default();
+    fn histories_find_longest_known_prefix() {
+        let mut histories = CallHistories::default();
         let assistant_message = Message::assistant("r");
         assert_eq!(
             histories.note(0, &[Message::user("a"), Message::user("b")], &assistant_message),

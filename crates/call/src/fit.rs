@@ -17,7 +17,7 @@ use crate::request::OpeningLimit;
 pub(crate) type SummarizeFn<'a> =
     &'a (dyn Fn(Arc<Summarizer>, String) -> BoxFuture<'a, Result<String, ApiError>> + Send + Sync);
 
-/// Prompt that fits the context of its party.
+/// Prompt that fits into the context of the party that answers it.
 pub(crate) struct FittedPrompt {
     pub prepared: Box<PreparedPrompt>,
     /// Whether the opening limit truncated the prompt.
@@ -25,7 +25,8 @@ pub(crate) struct FittedPrompt {
 }
 
 /// Renders the prompt of a conversation, and truncates it by the party's context policy and by
-/// `opening`. `summarize` requests summaries of turns that no longer fit.
+/// `opening`, the limit of an attempt's first prompt. `summarize` requests summaries of turns that
+/// no longer fit.
 ///
 /// # Errors
 /// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or

@@ -30,9 +30,9 @@ use crate::prompt::{Prompt, count_prompt, prompt};
 use crate::recorder::{CallGuard, CallRecord, PromptRecording, Recorder, ToolCallIds};
 use crate::request::{Input, Request, ToolChoice};
 use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
-use parts::Parts;
+use parts::TokenParts;
 
-/// State that all completions of a call share.
+/// State that all completions of one call share.
 struct Generation {
     recorder: Arc<Recorder>,
     party: Arc<Party>,
@@ -42,24 +42,24 @@ struct Generation {
     tools: Arc<[ToolSpec]>,
     tool_choice: ToolChoice,
     parallel_calls: bool,
-    /// Whether completions are constrained to JSON, in which tags of reasoning and tool calls are
-    /// text.
+    /// Whether completions are constrained to JSON. Tags of reasoning and tool calls are then text.
     is_json: bool,
     /// Whether completions include the stop string that ended them.
     keeps_stop: bool,
-    /// Question of the request, if the call may be a probe.
+    /// The only user message of the request, if the call may be a probe. Otherwise `None`.
     question: Option<String>,
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
     timer: IntervalTimer,
     batch: Option<BatchMembership>,
-    /// Released when the call ends, or when its batch waits for further calls.
+    /// Permit to run, which is released when the call ends or when its batch waits for further
+    /// calls.
     permit: Mutex<Option<Box<dyn Send + Sync>>>,
-    /// Held until the call has ended.
+    /// Guard that counts the call as in flight until it has ended.
     _guard: CallGuard,
 }
 
-/// Parameters of one completion of a call.
+/// Sampling request and parameters of one completion of a call.
 struct CompletionRequest {
     index: usize,
     prompt: Prompt,
@@ -76,18 +76,18 @@ struct SampledCompletion {
     completion: Completion,
     params: SamplingParams,
     parser: CompletionParser,
-    /// How the completion is parsed as a message. `None` if it is plain text.
+    /// Options for parsing the completion as a message. `None` if the completion is plain text.
     parsing: Option<ChatParseOptions>,
-    /// Whether the text of the completion is sent only at the end.
+    /// Whether the client receives the text of the completion only at its end.
     withholds: bool,
-    /// Error that ended the completion early.
+    /// Error that ended the completion early. `None` if the completion did not fail.
     error: Option<ApiError>,
 }
 
-/// Starts a call of a party with a sampler.
+/// Starts a call that a party with a sampler answers.
 ///
 /// # Errors
-/// See [`call`](crate::call).
+/// Returns the errors of [`call`](crate::call).
 pub(crate) async fn start(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -219,7 +219,7 @@ pub(crate) async fn start(
     Ok(reader)
 }
 
-/// Returns the sampling parameters of a call, without the limits of its attempt.
+/// Returns the sampling parameters of a call. They do not include the limits of its attempt.
 fn sampling_params(request: &Request, party: &Party, format: &Format) -> SamplingParams {
     let requested = &request.sampling;
     let (mut params, ignores_eos) = match &party.sampling {
@@ -243,12 +243,14 @@ fn sampling_params(request: &Request, party: &Party, format: &Format) -> Samplin
     params
 }
 
-/// Converts an inconsistency of the recorded conversation to an error. No request can cause one.
+/// Converts an inconsistency of the recorded conversation to an API error. No request can cause an
+/// inconsistency.
 fn internal_error(error: TreeError) -> ApiError {
     ApiError::new(ErrorKind::Internal, error.to_string())
 }
 
-/// Waits until another call of the batch is rejected. Never returns if none is.
+/// Waits until another call of the batch is rejected. Never returns if all calls are accepted, or
+/// if there is no batch.
 async fn wait_for_rejection(batch: Option<&BatchMembership>) {
     match batch {
         Some(batch) => batch.wait_for_rejection().await,
@@ -324,7 +326,8 @@ impl Generation {
             // Calls of the batch that have not started may wait for this permit.
             self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
             if !batch.is_recorded().await {
-                let message = "another prompt of the same request was rejected";
+                let message =
+                    "the call was aborted, because another prompt of the same request was rejected";
                 return Err(ApiError::new(ErrorKind::Invalid, message));
             }
         }
@@ -376,7 +379,8 @@ impl Generation {
         )
     }
 
-    /// Writes tokens to the transcript as they arrive, until the completion ends or is aborted.
+    /// Writes the tokens of a completion to the transcript as they arrive, until the completion
+    /// ends or is aborted.
     async fn follow(
         &self,
         index: usize,
@@ -405,7 +409,7 @@ impl Generation {
                     if parser.tokens() == 0 {
                         self.recorder.options.metrics.first_token.observe(self.timer.elapsed());
                     }
-                    let mut parts = Parts::default();
+                    let mut parts = TokenParts::default();
                     parts.add(parser, completion, (tokens, logprobs, top, version));
                     // Tokens that are ready are sent together, because each event wakes all
                     // readers.
@@ -436,8 +440,8 @@ impl Generation {
         }
     }
 
-    /// Writes log-probabilities of the prompt tokens that follow the first `read`. Returns the
-    /// number of tokens written.
+    /// Writes log-probabilities of further prompt tokens to the transcript. `read` is the number of
+    /// prompt tokens that have already been written. Returns the number of tokens written.
     fn push_prompt(
         &self,
         choice: usize,
@@ -462,7 +466,7 @@ impl Generation {
         count
     }
 
-    /// Records a completion. Returns the pieces that readers have not received yet, and the
+    /// Records a completion. Returns the deltas that readers have not received yet, and the
     /// complete completion.
     fn record(
         &self,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Maximum number of distinct names of ignored fields.
+/// Maximum number of distinct names of ignored request fields that are counted.
 const MAX_IGNORED_FIELDS: usize = 1000;
 
 /// Upper bounds of the buckets of a [`Histogram`], in seconds.
@@ -16,9 +16,9 @@ const BUCKET_BOUNDS: [f64; 14] =
 /// Counters since the start of the process, and a generator of call ids.
 #[derive(Debug)]
 pub struct CallMetrics {
-    /// Calls that were admitted.
+    /// Number of calls that were admitted.
     pub calls: AtomicU64,
-    /// Calls that failed or were rejected.
+    /// Number of calls that failed or were rejected.
     pub failed: AtomicU64,
     /// Number of calls in flight.
     pub running: AtomicU64,
@@ -30,27 +30,29 @@ pub struct CallMetrics {
     pub aborted: AtomicU64,
     /// Number of prompts in which the chat template renders recorded history differently.
     pub drifted: AtomicU64,
-    /// Prompts that forked a recorded conversation.
+    /// Number of prompts that forked from the recorded conversation.
     pub forked: AtomicU64,
-    /// Prompts that a context policy truncated.
+    /// Number of prompts that a context policy truncated.
     pub truncated: AtomicU64,
-    /// Summaries that a context policy requested.
+    /// Number of summaries that a context policy requested.
     pub summaries: AtomicU64,
-    /// Leading system messages that were joined.
+    /// Number of leading system messages that were joined with the first one.
     pub systems_joined: AtomicU64,
-    /// Late system messages that were moved.
+    /// Number of later system messages that were moved to a position that the chat template
+    /// supports.
     pub systems_moved: AtomicU64,
-    /// Keywords of tool schemas that a grammar left out.
+    /// Number of keywords of tool schemas that grammars omitted.
     pub ignored_keywords: AtomicU64,
-    /// Time to the first token.
+    /// Durations from the start of a call to its first token.
     pub first_token: Histogram,
-    /// Duration of complete calls.
+    /// Durations of complete calls.
     pub duration: Histogram,
     /// Number of occurrences of each ignored request field.
     ignored_fields: Mutex<BTreeMap<String, u64>>,
-    /// Number of call ids so far.
+    /// Number of call ids that were created so far.
     ids: AtomicU64,
-    /// Start of the process in microseconds since 1970, which distinguishes its call ids.
+    /// Start of the process in microseconds since 1970, which distinguishes the call ids of
+    /// different processes.
     started: u64,
 }
 
@@ -82,7 +84,7 @@ impl Default for CallMetrics {
 }
 
 impl CallMetrics {
-    /// Creates a call id that is unique among all processes.
+    /// Creates a call id that is unique across all processes.
     pub fn next_id(&self) -> String {
         let count = self.ids.fetch_add(1, Ordering::Relaxed);
         format!("{:x}{count:06x}", self.started)
@@ -103,13 +105,13 @@ impl CallMetrics {
         }
     }
 
-    /// Returns the ignored request fields, with the number of their occurrences.
+    /// Returns the names of ignored request fields, each with the number of its occurrences.
     pub fn ignored_fields(&self) -> BTreeMap<String, u64> {
         self.ignored_fields.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Adds `count` to a counter.
+/// Adds `count` to a counter, with relaxed ordering.
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
@@ -133,7 +135,7 @@ impl Histogram {
         add(&self.microseconds, duration.as_micros() as u64);
     }
 
-    /// Appends the histogram to `out` in Prometheus' text format.
+    /// Appends the histogram named `name` to `out` in the text format of Prometheus.
     pub fn write(&self, name: &str, help: &str, out: &mut String) {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
         let mut sum = 0;
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn next_id_is_unique() {
+    fn call_ids_are_unique() {
         let metrics = CallMetrics::default();
         let ids: std::collections::BTreeSet<String> = (0..100).map(|_| metrics.next_id()).collect();
         assert_eq!(ids.len(), 100);

@@ -2,20 +2,21 @@
 
 use tokio::sync::watch;
 
-/// Options of a call that the request does not contain.
+/// Options of a call that do not come from the client's request.
 #[derive(Default)]
 pub struct CallOptions {
-    /// Guard that is dropped when the call has ended, or when its batch waits for further calls.
+    /// Permit to run, which is dropped when the call has ended, or when its batch waits for further
+    /// calls.
     pub permit: Option<Box<dyn Send + Sync>>,
-    /// Batch of the call.
+    /// Membership in the batch of the call. `None` for a single call.
     pub batch: Option<BatchMembership>,
 }
 
-/// Membership of a call in a batch, which knows whether all calls of the batch have started.
+/// Membership of a call in a batch. Notifies the call whether all calls of the batch have started.
 #[derive(Clone)]
 pub struct BatchMembership(watch::Receiver<Option<bool>>);
 
-/// Sender of the outcome to all calls of a batch.
+/// Sender that notifies all calls of a batch whether every call has started.
 pub struct BatchOutcome(watch::Sender<Option<bool>>);
 
 impl BatchMembership {
@@ -25,8 +26,8 @@ impl BatchMembership {
         (BatchOutcome(outcome), BatchMembership(batch))
     }
 
-    /// Waits until all calls have started or one is rejected. Returns whether the calls are
-    /// recorded. They are also recorded if the sender is dropped because the client has
+    /// Waits until all calls of the batch have started or one is rejected. Returns whether the
+    /// calls are recorded. They are also recorded if the sender is dropped because the client has
     /// disconnected, like a single call.
     pub(crate) async fn is_recorded(&self) -> bool {
         let mut outcome = self.0.clone();
@@ -36,7 +37,7 @@ impl BatchMembership {
             .map_or(true, |all_started| *all_started != Some(false))
     }
 
-    /// Waits until a call is rejected. Never returns if none is.
+    /// Waits until a call of the batch is rejected. Never returns if all calls are accepted.
     pub(crate) async fn wait_for_rejection(&self) {
         if self.is_recorded().await {
             std::future::pending::<()>().await;

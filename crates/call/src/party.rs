@@ -10,7 +10,7 @@ use levade_tree::{parse_seat, seat_name};
 use crate::api_error::ApiError;
 use crate::chat_api::ChatApi;
 
-/// Backend that answers the calls of an agent, with its limits and sampling rule.
+/// Model backend that answers the calls of an agent, with its limits and sampling rule.
 #[derive(Clone)]
 pub struct Party {
     /// Name of the agent in recorded segments. Empty for calls outside of attempts.
@@ -19,77 +19,79 @@ pub struct Party {
     pub policy: String,
     /// Name of the model in API responses.
     pub model: String,
-    /// Source of the completions.
+    /// Sampler or chat API that generates the completions.
     pub backend: Backend,
-    /// Chat format of the conversations. Always present for [`Backend::Tokens`]. A party with
-    /// [`Backend::Messages`] has one if its completions are recorded as demonstrations for a
-    /// trained policy.
+    /// Chat format (template and tokenizer) of the conversations. Always present for
+    /// [`Backend::Tokens`]. For [`Backend::Messages`], present only if completions are recorded as
+    /// demonstrations for a trained policy.
     pub format: Option<Arc<Format>>,
-    /// Limits of one call.
+    /// Limits of each call.
     pub limits: PartyLimits,
-    /// Sampling parameters, and whether the recipe or the client sets them.
+    /// Sampling parameters, and the rule whether the recipe or the client sets them.
     pub sampling: SamplingRule,
-    /// Maximum number of prompt tokens, and what happens to longer prompts.
+    /// Maximum number of prompt tokens, and the policy for longer prompts.
     pub budget: Budget,
-    /// Party that summarizes turns that no longer fit. `None` if `budget` requests no summaries.
+    /// Party that summarizes turns that no longer fit into the context. `None` if the policy in
+    /// `budget` requests no summaries.
     pub summarizer: Option<Arc<Summarizer>>,
 }
 
 /// Source of a party's completions: a sampler or a chat API.
 #[derive(Clone)]
 pub enum Backend {
-    /// A sampler. Every sampled token is recorded.
+    /// A sampler, of which every sampled token is recorded.
     Tokens(Arc<dyn Sampler>),
-    /// Chat API that takes messages and returns messages.
+    /// A chat API, which receives messages and returns messages.
     Messages(Arc<dyn ChatApi>),
 }
 
 /// Limits of one call of a party.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartyLimits {
-    /// Maximum number of tokens of prompt and completion together. `usize::MAX` leaves the limit to
+    /// Maximum number of prompt and completion tokens of a call. `usize::MAX` leaves the limit to
     /// the sampler, which then ends a completion with
     /// [`FinishReason::Context`](levade_policy::FinishReason::Context).
     pub context: usize,
-    /// Timeout for the acceptance of a request, and again for its completion.
+    /// Timeout for the backend to accept a request, and again for its completion.
     pub timeout: Duration,
 }
 
-/// Rule that decides whether the recipe or the client sets the sampling parameters of a party.
+/// Rule that determines whether the recipe or the client sets the sampling parameters of a party.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SamplingRule {
-    /// The recipe sets them. A request can only lower `max_tokens` and add stop strings, stop
-    /// tokens and `top_logprobs`.
+    /// The recipe sets the contained parameters. A request can only lower `max_tokens` and add stop
+    /// strings, stop tokens and `top_logprobs`.
     Fixed(SamplingParams),
-    /// The client sets them. These values are the defaults of options that a request does not set.
+    /// The client sets the parameters. The contained values are the defaults for parameters that a
+    /// request does not set.
     Default(SamplingParams),
 }
 
-/// Party that summarizes turns, with its instruction.
+/// Party that summarizes omitted turns of a conversation, with its instruction.
 #[derive(Clone)]
 pub struct Summarizer {
     /// Party that writes the summaries.
     pub party: Arc<Party>,
     /// Maximum number of tokens of a summary.
     pub max_tokens: usize,
-    /// Text that precedes the turns in the request.
+    /// Text before the turns in the request for a summary.
     pub instruction: String,
 }
 
-/// Parts of a party with [`Backend::Tokens`].
+/// Parts of a party whose backend is a sampler ([`Backend::Tokens`]).
 #[derive(Clone, Copy)]
 pub struct TokenBackend<'a> {
     /// Sampler that generates the completions.
     pub sampler: &'a Arc<dyn Sampler>,
     /// Chat format of the conversations.
     pub format: &'a Arc<Format>,
-    /// Maximum number of tokens of prompt and completion together.
+    /// Maximum number of prompt and completion tokens of a call.
     pub context: usize,
 }
 
 impl Party {
-    /// Returns the party under the recorded name of a seat, counted from 1. Summaries are recorded
-    /// by seat, too, so that the histories of two seats stay apart.
+    /// Returns the party under the recorded name of the seat `seat`, counted from 1. Its summarizer
+    /// also gets the seat's name, so that the histories of two seats remain separate.
     pub fn in_seat(&self, seat: usize) -> Party {
         let summarizer = self.summarizer.as_ref().map(|summarizer| {
             let party = Party {
@@ -101,7 +103,7 @@ impl Party {
         Party { agent: seat_name(&self.agent, seat), summarizer, ..self.clone() }
     }
 
-    /// Returns whether `name` is that of the party's agent, or that of a seat of the agent.
+    /// Returns whether `name` is the name of the party's agent or of a seat of this agent.
     pub fn answers_as(&self, name: &str) -> bool {
         name == self.agent || parse_seat(name).is_some_and(|(agent, _)| agent == self.agent)
     }
@@ -128,7 +130,8 @@ impl Party {
         }
     }
 
-    /// Returns the sampler of a party with [`Backend::Tokens`].
+    /// Returns the sampler, the chat format and the context length of a party with
+    /// [`Backend::Tokens`].
     ///
     /// # Errors
     /// Returns an [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) error if the backend is a chat

@@ -20,32 +20,34 @@ use std::collections::BTreeSet;
 use levade_text::{Message, Role, ToolSpec};
 use levade_tree::{SegmentId, Trajectory};
 
-/// Returns the name of the agent to which the probes of `agent` are assigned: `AGENT.probe`.
+/// Returns the name of the agent to which the probe calls of `agent` are assigned: `AGENT.probe`.
 pub fn probe_agent(agent: &str) -> String {
     format!("{agent}.probe")
 }
 
-/// A completion that may belong to a probe.
+/// A recorded completion whose call may be a probe.
 #[derive(Debug)]
-struct Candidate {
+struct ProbeCandidate {
     agent: String,
     question: String,
     segment: SegmentId,
-    /// Whether a later call of its agent with tools has a question that contains this one, is
-    /// contained in it, or has all of its lines.
+    /// Whether the call belongs to the conversation and so is no probe. This holds if a later call
+    /// of the agent with tools has a question that contains this question, is contained in it, or
+    /// has all of its lines.
     belongs: bool,
 }
 
-/// Finds the probes among the calls of an attempt.
+/// Detector of probes among the calls of an attempt.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
-    candidates: Vec<Candidate>,
-    /// Agents that have called with tools.
+    candidates: Vec<ProbeCandidate>,
+    /// Names of the agents that have made a call with tools.
     with_tools: BTreeSet<String>,
 }
 
 impl Probes {
-    /// Records a call that starts. Returns its question if the call may be a probe.
+    /// Records the start of a call. Returns the call's only user message if the call may be a
+    /// probe, otherwise `None`.
     pub(crate) fn probe_question(
         &mut self,
         agent: &str,
@@ -79,7 +81,7 @@ impl Probes {
 
     /// Records the completion of a call that may be a probe.
     pub(crate) fn record_completion(&mut self, agent: &str, question: String, segment: SegmentId) {
-        self.candidates.push(Candidate {
+        self.candidates.push(ProbeCandidate {
             agent: agent.to_owned(),
             question,
             segment,
@@ -87,12 +89,12 @@ impl Probes {
         });
     }
 
-    /// Assigns the segments of probes to separate agents. Returns the turns of the probes.
+    /// Assigns the recorded segments of probes to separate agents. Returns the turns of the probes.
     pub(crate) fn separate(self, trajectory: &mut Trajectory) -> Vec<u32> {
         let continued: BTreeSet<SegmentId> =
             trajectory.segments().iter().filter_map(|segment| segment.parent).collect();
         let mut turns = Vec::new();
-        for Candidate { agent, segment, belongs, .. } in self.candidates {
+        for ProbeCandidate { agent, segment, belongs, .. } in self.candidates {
             if belongs || !self.with_tools.contains(&agent) || continued.contains(&segment) {
                 continue;
             }
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_found_only_if_all_are_there() {
+    fn contains_all_lines_requires_every_line() {
         let history = "<history>\nA: Hi.\nB: Hello.\n</history>";
         assert!(has_lines(history, "<history>\nA: Hi.\n</history>"));
         assert!(!has_lines(history, "<history>\nA: Hello.\n</history>"));
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_question_is_no_quote_of_probe() {
+    fn empty_question_does_not_quote_probe() {
         let mut probes = Probes::default();
         probes.record_completion("a", "hello".to_owned(), SegmentId(0));
         probes.probe_question("a", &[Message::user(" ")], &[tool()]);

@@ -13,12 +13,12 @@ use crate::party::{Party, TokenBackend};
 use crate::recorder::Recorder;
 use crate::request::{Input, OpeningLimit};
 
-/// Prompt of a call, and how it was made.
+/// Prompt of a model call, rendered from messages or given as token ids.
 #[derive(Clone)]
 pub(crate) enum Prompt {
     /// The prompt was rendered from messages.
     Chat(Box<PreparedPrompt>),
-    /// Token ids, encoded from text or passed by the client.
+    /// The prompt consists of token ids, which were encoded from a text or sent by the client.
     Ids(Arc<[u32]>),
 }
 
@@ -43,7 +43,8 @@ impl Prompt {
     }
 }
 
-/// Creates the prompt of a call. Also returns whether the opening limit truncated the prompt.
+/// Renders or encodes the prompt of a call. Also returns whether the opening limit truncated the
+/// prompt.
 pub(crate) async fn prompt(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -78,7 +79,7 @@ pub(crate) async fn prompt(
     }
 }
 
-/// Checks that there are messages, and that the model supports all their parts.
+/// Checks that a request has messages, and that the model supports all their parts.
 fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field(
@@ -100,7 +101,7 @@ fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Counts an accepted call and its prompt.
+/// Counts an admitted call and its prompt in the metrics.
 pub(crate) fn count_prompt(metrics: &CallMetrics, prompt: &Prompt) {
     add(&metrics.calls, 1);
     add(&metrics.prompt_tokens, prompt.ids().len() as u64);

@@ -11,49 +11,52 @@ use levade_tree::{Drift, TimeInterval, TimedPart, Timings, Trajectory, TreeError
 use tokio::sync::{Notify, watch};
 
 use crate::api_error::{ApiError, ErrorKind};
-use crate::external::{ExternalCall, Histories};
+use crate::external::{CallHistories, ExternalCall};
 use crate::metrics::{CallMetrics, add};
 use crate::probes::Probes;
 use crate::transcript::Transcript;
 
-/// Settings of a recorder.
+/// Settings of the recorder of an attempt.
 #[derive(Debug, Clone)]
 pub struct RecorderOptions {
     /// Name of the attempt in errors and logs.
     pub name: String,
-    /// Seed of the run.
+    /// Random seed of the run.
     pub seed: u64,
     /// Random stream of the attempt.
     pub stream: u64,
-    /// Maximum number of calls. Summaries do not count.
+    /// Maximum number of calls of the attempt. Summaries do not count.
     pub max_calls: u32,
-    /// Maximum number of sampled tokens of all calls. Tokens of summaries do not count.
+    /// Maximum number of sampled tokens over all calls of the attempt. Tokens of summaries do not
+    /// count.
     pub max_tokens: usize,
-    /// Time that a call without a reader continues, in case its client reconnects.
+    /// Time for which a call continues after its last reader was dropped, so that the client can
+    /// reconnect.
     pub grace: Duration,
     /// Scheme for the ids of tool calls.
     pub tool_call_ids: ToolCallIds,
-    /// When prompts are recorded.
+    /// Time at which the prompt of a call is recorded.
     pub prompt_recording: PromptRecording,
     /// Counters that the calls update.
     pub metrics: Arc<CallMetrics>,
 }
 
-/// Ids of tool calls in recorded completions. Some chat templates render them, so they can change
-/// tokens.
+/// Scheme for the ids of tool calls in recorded completions. Some chat templates render these ids,
+/// so the scheme can change tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallIds {
-    /// Derived from the random stream of the call.
+    /// The ids are derived from the random stream of the call.
     FromStream,
-    /// Derived from the turn, if the format requires unique ids; otherwise those that the model
-    /// wrote.
+    /// The ids are derived from the turn if the format requires unique ids. Otherwise the ids are
+    /// those that the model wrote.
     FromTurn,
 }
 
-/// Time at which a prompt is recorded.
+/// Time at which the prompt of a call is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptRecording {
-    /// Before the request is sampled, so that the record has the prompt of a call that fails.
+    /// The prompt is recorded before its completion is sampled, so that the prompt of a failed call
+    /// is recorded, too.
     BeforeSampling,
     /// The prompt is recorded together with the completion, so that a failed call leaves no trace.
     WithCompletion,
@@ -62,7 +65,7 @@ pub enum PromptRecording {
 /// Record of one call: its agent, its origin, its token counts and its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallRecord {
-    /// Name of the agent.
+    /// Name of the agent that made the call.
     pub agent: String,
     /// Name of the model in API responses.
     pub model: String,
@@ -72,80 +75,83 @@ pub struct CallRecord {
     pub summary: bool,
     /// Whether the call is a probe, whose completion is not trained.
     pub probe: bool,
-    /// Origin of the prompt. `None` for prompts of token ids, and for chat APIs.
+    /// Origin of the prompt: whether it starts, continues or forks a conversation. `None` for
+    /// prompts of token ids, and for chat APIs.
     pub origin: Option<Origin>,
-    /// Number of prompt tokens.
+    /// Number of prompt tokens of the call.
     pub prompt: usize,
-    /// Number of completion tokens.
+    /// Number of completion tokens of the call.
     pub tokens: usize,
-    /// Reason for the end of the completion.
+    /// Reason why the completion ended.
     pub finish: FinishReason,
     /// Error that ended the call. `None` if the call did not fail.
     pub error: Option<String>,
-    /// Turn in the conversation. `None` if the call is not part of it.
+    /// Turn of the call in the conversation. `None` if the call is not part of the conversation.
     pub turn: Option<u32>,
-    /// Content of the completion, as the client received it.
+    /// Text of the assistant message, as the client received it.
     pub content: String,
     /// Number of tool calls in the completion.
     pub calls: usize,
-    /// Number of tool calls that could not be parsed. The client received them as text.
+    /// Number of malformed tool calls in the completion. The client received them as text.
     pub malformed_calls: usize,
     /// Time from the request to the end of the completion.
     pub interval: TimeInterval,
 }
 
-/// Calls and tokens of an attempt that a recorder has recorded.
+/// Everything that a recorder has recorded of an attempt: its tokens and its calls.
 #[derive(Debug, Default)]
 pub struct Recording {
     /// All tokens of prompts and completions, except for calls of chat APIs.
     pub trajectory: Trajectory,
-    /// Turns at which the chat template renders recorded history differently.
+    /// Drift: the turns at which the chat template renders recorded history differently.
     pub drift: Vec<Drift>,
-    /// Error of the comparison that finds drift. The drift found before it is in `drift`.
+    /// Error of the comparison that finds drift. `None` if the comparison succeeded. `drift`
+    /// contains the drift found before the error.
     pub comparison_error: Option<String>,
-    /// Number of prompts by origin.
+    /// Number of prompts by their origin.
     pub counts: Counts,
-    /// Calls, in the order in which they ended.
+    /// Records of the calls, in the order in which the calls ended.
     pub calls: Vec<CallRecord>,
-    /// Calls of chat APIs, in messages.
+    /// Calls of chat APIs, recorded as messages.
     pub external: Vec<ExternalCall>,
-    /// Number of times that the recipe overrode a client's sampling option, by option.
+    /// Number of times that the recipe overrode a client's sampling option, by the option's name.
     pub overridden: BTreeMap<String, u32>,
-    /// Number of rejected calls by kind.
+    /// Number of rejected calls, by the kind of error.
     pub rejected: BTreeMap<String, u32>,
 }
 
-/// Recorder of one attempt. Calls of all its parties pass through it.
+/// Recorder of one attempt. All calls of the attempt's parties pass through it.
 ///
 /// Calls run concurrently, each in its own task. The lock on the state is never held across an
 /// await.
 pub struct Recorder {
     pub(crate) options: RecorderOptions,
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
     closed: AtomicBool,
-    /// Notified when the recorder closes.
+    /// Notified when the recorder is closed.
     closing: Notify,
     /// Number of calls in flight.
     running: watch::Sender<usize>,
 }
 
-/// State of a recorder that calls change.
-pub(crate) struct State {
+/// Mutable state of a recorder, which calls change.
+pub(crate) struct RecorderState {
     pub conversation: Conversation,
     pub streams: CallStreams,
     pub remaining_calls: u32,
     pub remaining_tokens: usize,
-    /// Newest weight version of each policy so far. No later call samples with an older version.
+    /// Newest version of each policy's weights so far, by the policy's name. Later calls do not
+    /// sample from older weights.
     pub versions: HashMap<String, u64>,
     pub recorded: Recording,
-    /// Histories of calls of chat APIs.
-    pub histories: Histories,
-    /// Calls that may be probes.
+    /// Message histories of calls to chat APIs.
+    pub histories: CallHistories,
+    /// Detector of probes among the attempt's calls.
     pub probes: Probes,
 }
 
 impl Recording {
-    /// Returns the times of the calls that have a turn, and of the calls to chat APIs.
+    /// Returns the time intervals of the calls that have a turn, and of the calls to chat APIs.
     pub fn timings(&self) -> Timings {
         let mut timings = Timings::default();
         let mut externals = 0..;
@@ -163,16 +169,16 @@ impl Recording {
 }
 
 impl Recorder {
-    /// Creates an empty recorder.
+    /// Creates a recorder without any calls.
     pub fn new(options: RecorderOptions) -> Arc<Self> {
-        let state = State {
+        let state = RecorderState {
             conversation: Conversation::new(),
             streams: CallStreams::new(options.stream),
             remaining_calls: options.max_calls,
             remaining_tokens: options.max_tokens,
             versions: HashMap::new(),
             recorded: Recording::default(),
-            histories: Histories::default(),
+            histories: CallHistories::default(),
             probes: Probes::default(),
         };
         Arc::new(Recorder {
@@ -184,8 +190,8 @@ impl Recorder {
         })
     }
 
-    /// Creates a recorder for one call outside of attempts: without limits, and without a grace
-    /// period for its client. `seed` is the client's, or a random one.
+    /// Creates a recorder for one call outside of attempts. It has no limits and no grace period.
+    /// `seed` is the client's seed; if it is `None`, the seed is random.
     pub fn standalone(seed: Option<u64>, metrics: Arc<CallMetrics>) -> Arc<Self> {
         Self::new(RecorderOptions {
             name: String::new(),
@@ -200,16 +206,17 @@ impl Recorder {
         })
     }
 
-    /// Locks the state for a change.
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    /// Locks the recorder's mutable state.
+    pub(crate) fn state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits a call, which is in flight until the guard is dropped.
+    /// Admits a call, which is in flight until the returned guard is dropped. `is_counted` is true
+    /// if the call counts toward the limits of the attempt.
     ///
     /// # Errors
-    /// Returns an [`ErrorKind::Gone`] error if the recorder is closed, and an [`ErrorKind::Limit`]
-    /// error if a limit of the attempt is reached.
+    /// Returns an [`ErrorKind::AttemptEnded`] error if the recorder is closed, and an
+    /// [`ErrorKind::Limit`] error if a limit of the attempt is reached.
     pub(crate) fn admit(self: &Arc<Self>, is_counted: bool) -> Result<CallGuard, ApiError> {
         let mut state = self.state();
         self.check_open()?;
@@ -251,12 +258,12 @@ impl Recorder {
         &self.options.name
     }
 
-    /// Returns whether the recorder admits no further calls.
+    /// Returns whether the recorder is closed and so admits no further calls.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until the recorder closes.
+    /// Waits until the recorder is closed.
     async fn wait_until_closed(&self) {
         let closing = self.closing.notified();
         tokio::pin!(closing);
@@ -266,14 +273,15 @@ impl Recorder {
         }
     }
 
-    /// Waits until no call is in flight.
+    /// Waits until no call of the attempt is in flight.
     pub async fn wait_until_idle(&self) {
         let mut running = self.running.subscribe();
         // The sender is in this recorder, so it is not dropped meanwhile.
         let _ = running.wait_for(|running| *running == 0).await;
     }
 
-    /// Waits until a call has had no reader for the grace period, or until the recorder closes.
+    /// Waits until the transcript of a call has had no reader for the grace period, or until the
+    /// recorder is closed.
     pub(crate) async fn wait_until_abandoned(&self, transcript: &Transcript) {
         let no_reader = async {
             loop {
@@ -291,7 +299,7 @@ impl Recorder {
         }
     }
 
-    /// Counts a rejected call.
+    /// Counts a rejected call by the kind of its error.
     pub fn count_rejection(&self, error: &ApiError) {
         *self.state().recorded.rejected.entry(error.kind.name().to_owned()).or_default() += 1;
     }
@@ -306,23 +314,23 @@ impl Recorder {
         self.state().recorded.calls.iter().map(|call| call.origin).collect()
     }
 
-    /// Returns the number of calls that the limit still allows.
+    /// Returns the number of calls that the attempt can still make before it reaches its limit.
     pub fn remaining_calls(&self) -> u32 {
         self.state().remaining_calls
     }
 
-    /// Returns the number of tokens that the limit still allows.
+    /// Returns the number of tokens that the attempt can still sample before it reaches its limit.
     pub fn remaining_tokens(&self) -> usize {
         self.state().remaining_tokens
     }
 
-    /// Returns whether an ended call is recorded under this turn.
+    /// Returns whether an ended call is recorded as the turn `turn`.
     pub fn has_turn(&self, turn: u32) -> bool {
         self.state().recorded.calls.iter().any(|call| call.turn == Some(turn))
     }
 
-    /// Adds the trajectory of a helper's conversation as a branch. Returns the turn of its first
-    /// call in this conversation.
+    /// Adds the trajectory of a helper's conversation as a branch of the recorded conversation.
+    /// Returns the turn number of the branch's first call in the recorded conversation.
     ///
     /// # Errors
     /// Returns an error if the trajectory is inconsistent.
@@ -330,7 +338,7 @@ impl Recorder {
         self.state().conversation.append_trajectory(trajectory)
     }
 
-    /// Aborts the calls in flight, without waiting for their ends, and rejects further calls.
+    /// Aborts the calls in flight, without waiting for their ends. Rejects further calls.
     pub fn abort(&self) {
         {
             // The lock ensures that no call is admitted afterwards.
@@ -384,7 +392,7 @@ impl Recorder {
     }
 }
 
-/// Guard of a call in flight. Dropping it ends the call.
+/// Guard that counts a call as in flight until the guard is dropped.
 pub(crate) struct CallGuard(Arc<Recorder>);
 
 impl Drop for CallGuard {
@@ -434,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closed_returns_only_after_close() {
+    async fn wait_until_closed_returns_only_after_close() {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let wait = Duration::from_secs(60);
         assert!(tokio::time::timeout(wait, recorder.wait_until_closed()).await.is_err());

@@ -18,25 +18,25 @@ use crate::recorder::{CallGuard, CallRecord, Recorder};
 use crate::request::{Input, Request};
 use crate::transcript::{End, Event, Head, Reader, Transcript, message_parts};
 
-/// A call to a chat API in flight.
-struct Relay {
+/// A call in flight that is relayed to a chat API.
+struct RelayedCall {
     recorder: Arc<Recorder>,
     party: Arc<Party>,
     transcript: Arc<Transcript>,
     messages: Vec<Message>,
     tools: Vec<ToolSpec>,
-    /// The completion, as far as it has arrived.
+    /// Assistant message, as far as it has arrived.
     message: Message,
     /// Timeout for the complete response.
     timeout: Duration,
     timer: IntervalTimer,
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
-    /// Held until the call has ended.
+    /// Guards of the call, which are held until the call has ended.
     _guards: (CallGuard, CallOptions),
 }
 
-/// Starts a call of a chat API, and waits for the first part of its completion.
+/// Starts a call that a chat API answers, and waits for the first event of its completion.
 ///
 /// # Errors
 /// Returns an error if the request cannot be relayed, or if the API rejects it.
@@ -101,7 +101,7 @@ pub(crate) async fn start(
         n,
     });
     let reader = transcript.read();
-    let relay = Relay {
+    let relay = RelayedCall {
         recorder: Arc::clone(recorder),
         party: Arc::clone(party),
         transcript,
@@ -132,8 +132,8 @@ fn interrupted_error(party: &Party) -> ApiError {
     )
 }
 
-impl Relay {
-    /// Writes the completion to the transcript as it arrives, and records it.
+impl RelayedCall {
+    /// Writes the completion to the transcript as it arrives, then records the call.
     async fn run(
         mut self,
         first: ChatDelta,
@@ -190,7 +190,7 @@ impl Relay {
         self.transcript.push(Event::Done);
     }
 
-    /// Writes deltas to the transcript until the completion ends or is aborted.
+    /// Writes the chat API's events to the transcript until the completion ends or is aborted.
     async fn follow(
         &mut self,
         first: ChatDelta,
@@ -225,7 +225,8 @@ impl Relay {
         }
     }
 
-    /// Returns the part of the completion that has arrived, as aborted.
+    /// Returns the part of the completion that has arrived, with the finish reason of an aborted
+    /// call.
     fn partial_completion(&self) -> ChatCompletion {
         ChatCompletion {
             message: self.message.clone(),

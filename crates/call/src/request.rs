@@ -4,7 +4,7 @@ use levade_policy::SamplingParams;
 use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 
-/// Input of a model: messages, text or token ids.
+/// Input of a model call: messages, text or token ids.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     /// A conversation, rendered by the model's chat template.
@@ -23,68 +23,71 @@ pub enum ToolChoice {
     Auto,
     /// The model may not call a tool. The syntax of a tool call counts as text.
     None,
-    /// At least one tool.
+    /// The completion must contain at least one tool call.
     Required,
-    /// The tool of this name.
+    /// The completion must call the tool with this name.
     Named(String),
 }
 
-/// Format that a completion must have.
+/// Output format that a completion must have.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Constraint {
-    /// Any JSON object.
+    /// The completion must be a JSON object.
     JsonObject,
-    /// JSON that matches a schema.
+    /// The completion must be JSON that matches this schema.
     JsonSchema(serde_json::Value),
-    /// Text that a regular expression matches completely.
+    /// The completion must be a text that this regular expression matches completely.
     Regex(String),
-    /// Text of a grammar in llguidance's notation.
+    /// The completion must be a text of this grammar in llguidance's notation.
     Grammar(String),
 }
 
-/// Sampling options of a request. `None` means that the client sets no value.
+/// Sampling options of a request. `None` means that the client does not set the option.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingOptions {
-    /// Maximum number of sampled tokens.
+    /// Maximum number of sampled tokens of a completion.
     pub max_tokens: Option<usize>,
-    /// Temperature by which logits are divided.
+    /// Sampling temperature, by which logits are divided.
     pub temperature: Option<f32>,
-    /// Probability mass of nucleus sampling.
+    /// Probability mass of nucleus sampling (top-p), in (0, 1].
     pub top_p: Option<f32>,
-    /// Number of most likely tokens to sample from.
+    /// Number of most likely tokens to sample from (top-k). 0 disables the limit.
     pub top_k: Option<usize>,
-    /// Minimum probability relative to the most likely token.
+    /// Minimum probability of a token relative to the most likely token (min-p).
     pub min_p: Option<f32>,
-    /// Penalty on tokens of prompt and completion.
+    /// Factor by which tokens of the prompt and the completion are penalized.
     pub repetition_penalty: Option<f32>,
-    /// Penalty on tokens of the completion.
+    /// Penalty that is subtracted from the logits of tokens in the completion.
     pub presence_penalty: Option<f32>,
-    /// Penalty on tokens of the completion, times their count.
+    /// Penalty that is subtracted from the logits of tokens in the completion, times the token's
+    /// count.
     pub frequency_penalty: Option<f32>,
     /// Values added to logits, by token id.
     pub logit_bias: Option<std::collections::BTreeMap<u32, f32>>,
-    /// Minimum number of sampled tokens.
+    /// Minimum number of sampled tokens of a completion.
     pub min_tokens: Option<usize>,
-    /// Stop strings. They are not part of the completion.
+    /// Stop strings, at which the completion ends. The completion's text excludes them unless
+    /// `keeps_stop` is true.
     pub stop: Vec<String>,
     /// Whether the completion's text includes the stop string that ended it.
     pub keeps_stop: bool,
-    /// Stop tokens in addition to the model's own.
+    /// Stop token ids in addition to the model's own.
     pub stop_ids: Vec<u32>,
     /// Whether the model's own stop tokens are ignored.
     pub ignore_eos: bool,
-    /// Random seed.
+    /// Random seed of the sampling.
     pub seed: Option<u64>,
-    /// Number of alternatives to report in addition to each token's log-probability. `None` reports
-    /// no log-probabilities.
+    /// Number of alternatives per sampled token that are reported with log-probabilities. `None`
+    /// reports no log-probabilities.
     pub logprobs: Option<usize>,
-    /// Number of alternatives to report for each prompt token. `None` reports no prompt
-    /// log-probabilities.
+    /// Number of alternatives per prompt token that are reported with log-probabilities. `None`
+    /// reports no prompt log-probabilities.
     pub prompt_logprobs: Option<usize>,
 }
 
 impl SamplingOptions {
-    /// Returns the sampling parameters, with `defaults` for values that the client does not set.
+    /// Returns the sampling parameters. Options that the client does not set have the values of
+    /// `defaults`.
     pub fn with_defaults(&self, defaults: &SamplingParams) -> SamplingParams {
         SamplingParams {
             max_tokens: self.max_tokens.unwrap_or(defaults.max_tokens),
@@ -106,8 +109,8 @@ impl SamplingOptions {
         }
     }
 
-    /// Returns the names of options that differ from the recipe's `fixed` parameters and would
-    /// change the sampling distribution.
+    /// Returns the names of the client's options that differ from the recipe's `fixed` parameters
+    /// and would change the sampling distribution.
     pub fn overridden_options(&self, fixed: &SamplingParams) -> Vec<&'static str> {
         let bias = self.logit_bias.as_ref().is_some_and(|requested| *requested != fixed.logit_bias);
         [
@@ -136,30 +139,31 @@ fn differs(requested: Option<f32>, fixed: f32) -> bool {
 /// Limit of the first prompt of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpeningLimit {
-    /// Maximum number of tokens.
+    /// Maximum number of tokens of the prompt.
     pub max_tokens: usize,
-    /// Way to shorten a longer prompt.
+    /// Way in which a longer prompt is truncated.
     pub truncation: Truncation,
 }
 
-/// Treatment of a prompt that is too long.
+/// Way in which a prompt that is too long is truncated or rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
-    /// The call fails with an error.
+    /// The prompt is not truncated: the call fails with an error.
     #[default]
     #[serde(rename = "refuse")]
     Reject,
-    /// Removes the start, instructions first.
+    /// The start of the prompt is removed, instructions first.
     Left,
-    /// Removes the end, including the header of the completion.
+    /// The end of the prompt is removed, including the header of the completion.
     Right,
-    /// Removes the middle of the prompt.
+    /// The middle of the prompt is removed.
     Middle,
 }
 
 impl Truncation {
-    /// Shortens a prompt to `max_tokens`. Returns `None` if a longer prompt is rejected.
+    /// Truncates a prompt to `max_tokens`. Returns `None` if the prompt is longer and must be
+    /// rejected.
     pub fn truncate(self, mut prompt: Vec<u32>, max_tokens: usize) -> Option<Vec<u32>> {
         let excess = prompt.len().saturating_sub(max_tokens);
         let start = match self {
@@ -174,27 +178,29 @@ impl Truncation {
     }
 }
 
-/// Request for one or several completions.
+/// Request to a model for one or several completions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Input of the model.
+    /// Prompt of the completions, as messages, text or token ids.
     pub input: Input,
     /// Tools that the model can call.
     pub tools: Vec<ToolSpec>,
-    /// Names of tools whose forced calls must satisfy every keyword of their schema.
+    /// Names of strict tools. Forced calls of these tools must satisfy every keyword of their
+    /// schema.
     pub strict: Vec<String>,
-    /// Which tools the model may or must call.
+    /// Rule for the tool calls of the completions.
     pub tool_choice: ToolChoice,
-    /// Whether the completion may have several tool calls. If not, only the first is returned.
+    /// Whether a completion can contain several tool calls. If false, only the first tool call is
+    /// returned.
     pub parallel_calls: bool,
     /// Sampling options of the completions.
     pub sampling: SamplingOptions,
-    /// Format that the completion must have.
+    /// Output format that the completions must have. `None` if it is free.
     pub constraint: Option<Constraint>,
-    /// Number of completions, at least 1.
+    /// Number of completions. Must be at least 1.
     pub n: usize,
-    /// Limit of the first prompt of an attempt, with the way to shorten a longer one. `None`
-    /// rejects a prompt that exceeds the party's context budget.
+    /// Limit of the first prompt of an attempt, with the way to truncate a longer prompt. If
+    /// `None`, a prompt that exceeds the party's context budget is rejected.
     pub opening: Option<OpeningLimit>,
 }
 

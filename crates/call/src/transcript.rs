@@ -15,11 +15,13 @@ use crate::api_error::{ApiError, ErrorKind};
 /// A token of a prompt or a completion, with its log-probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
-    /// Id in the vocabulary.
+    /// Id of the token in the vocabulary.
     pub id: u32,
-    /// Behavior log-probability: that under the distribution that sampled the token.
+    /// Log-probability of the token under the distribution from which it was sampled (behavior
+    /// policy).
     pub logprob: f32,
-    /// The most likely tokens at its position. Empty unless the request asks for alternatives.
+    /// Most likely tokens at this position, with their log-probabilities. Empty unless the request
+    /// asks for alternatives.
     pub top: TopLogprobs,
     /// Version of the weights that sampled the token. 0 for prompt tokens.
     pub version: u64,
@@ -36,48 +38,48 @@ pub struct End {
     /// Raw text of the completion, without the stop string that ended it unless the client keeps
     /// stop strings.
     pub text: String,
-    /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for
-    /// an aborted completion without tokens.
+    /// Completion of a chat as it was recorded. `None` for prompts of token ids, for chat APIs, and
+    /// for an aborted completion without tokens.
     pub recorded_completion: Option<RecordedCompletion>,
-    /// Reason for the end of the completion.
+    /// Reason why the completion ended.
     pub finish: FinishReason,
     /// Whether the completion calls tools.
     pub calls: bool,
-    /// Stop string that ended the completion, if any.
+    /// Stop string that ended the completion. `None` if it ended otherwise.
     pub stopped_by: Option<String>,
     /// Number of prompt tokens.
     pub prompt_tokens: usize,
     /// Number of completion tokens.
     pub tokens: usize,
-    /// Number of completion tokens within reasoning.
+    /// Number of completion tokens that belong to reasoning.
     pub reasoning_tokens: usize,
 }
 
-/// Event of a call. Events are stored in the order in which they occur.
+/// Event of a model call. Events are stored in the order in which they occur.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Prompt tokens with their log-probabilities, if the request demands them. The log-probability
-    /// of the first token is NaN.
+    /// Prompt tokens with their log-probabilities. Only sent if the request asks for them. The
+    /// log-probability of the first token is NaN.
     Prompt {
-        /// Index of the completion that the prompt belongs to, from 0.
+        /// Index of the completion to which the prompt belongs, from 0.
         choice: usize,
-        /// Further prompt tokens, after the tokens of earlier events.
+        /// Further prompt tokens, which follow the tokens of earlier events.
         tokens: Vec<Token>,
     },
-    /// Part of a completion.
+    /// Further tokens of a completion.
     Delta {
         /// Index of the completion, from 0.
         choice: usize,
-        /// Text, reasoning and tool calls that the tokens complete.
+        /// Text, reasoning and tool calls that the event's tokens complete.
         deltas: Vec<CompletionDelta>,
-        /// Sampled tokens. Empty for a chat API.
+        /// Sampled tokens. Empty if a chat API answers the call.
         tokens: Vec<Token>,
     },
     /// A completion has ended.
     Ended {
         /// Index of the completion, from 0.
         choice: usize,
-        /// The complete completion, with its finish reason and counts.
+        /// Message, finish reason and token counts of the completion.
         end: Box<End>,
     },
     /// The call has failed. This is the last event.
@@ -87,7 +89,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns whether no event follows.
+    /// Returns whether this event is the last event of a call.
     pub fn is_last(&self) -> bool {
         matches!(self, Event::Failed(_) | Event::Done)
     }
@@ -106,19 +108,20 @@ pub fn message_parts(message: &Message) -> Vec<CompletionDelta> {
         .collect()
 }
 
-/// Tokens of the text that a client receives, one list for each uninterrupted part of the text.
-/// Tokens of reasoning and tool calls are left out.
+/// Tokens of the text that a client receives. Each uninterrupted part of the text has its own list.
+/// Tokens of reasoning and tool calls are excluded.
 #[derive(Debug, Default, Clone)]
 pub struct MessageTokens {
     parts: Vec<Vec<Token>>,
-    /// Whether further text belongs to the last part.
+    /// Whether further text belongs to the last part of the text.
     open: bool,
-    /// Tokens that belong to a part that is not known yet.
+    /// Tokens that have not completed a delta, so that it is unknown whether they belong to the
+    /// text.
     pending: Vec<Token>,
 }
 
 impl MessageTokens {
-    /// Adds a part of a completion.
+    /// Adds sampled tokens, and the deltas that they complete.
     pub fn add(&mut self, deltas: &[CompletionDelta], tokens: &[Token]) {
         self.pending.extend_from_slice(tokens);
         if deltas.iter().any(|delta| matches!(delta, CompletionDelta::Speech(_))) {
@@ -139,23 +142,23 @@ impl MessageTokens {
         }
     }
 
-    /// Returns the tokens of each part of the text since the last call, and removes them.
+    /// Removes and returns the tokens of each part of the text.
     pub fn take(&mut self) -> Vec<Vec<Token>> {
         self.open = false;
         std::mem::take(&mut self.parts)
     }
 }
 
-/// Values that are known at the start of a call.
+/// Data of a call that are known at its start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
-    /// Id of the response.
+    /// Id of the API response.
     pub id: String,
-    /// Name of the model in the response.
+    /// Name of the model in the API response.
     pub model: String,
-    /// Start of the call as a Unix timestamp, in seconds.
+    /// Time at which the call started, as a Unix timestamp in seconds.
     pub created: u64,
-    /// Token ids of the prompt. Empty for a chat API.
+    /// Token ids of the prompt. Empty if a chat API answers the call.
     pub prompt: Vec<u32>,
     /// Whether the prompt starts the completion's reasoning.
     pub opens_reasoning: bool,
@@ -167,26 +170,26 @@ pub struct Head {
     pub n: usize,
 }
 
-/// Events of a call so far, for any number of readers.
+/// Events of a model call so far, which any number of readers can read.
 #[derive(Debug)]
 pub struct Transcript {
-    /// Data known from the start of the call.
+    /// Data of the call that are known at its start.
     pub head: Head,
     events: Mutex<Vec<Arc<Event>>>,
     count: watch::Sender<usize>,
-    readers: watch::Sender<Readers>,
+    readers: watch::Sender<ReaderState>,
 }
 
-/// Readers of a transcript.
+/// State of the readers of a transcript.
 #[derive(Debug, Clone, Copy, Default)]
-struct Readers {
+struct ReaderState {
     count: usize,
     /// Whether a client has received the last event.
     is_received: bool,
 }
 
-/// Guard that ends a transcript when it is dropped, unless the transcript has ended. If the task
-/// that writes the transcript panics, readers therefore do not wait forever.
+/// Guard that ends a transcript as failed when the guard is dropped, unless the transcript has
+/// already ended. Thus readers do not wait forever if the task that writes the transcript panics.
 pub struct EndGuard(Arc<Transcript>);
 
 impl Drop for EndGuard {
@@ -203,7 +206,8 @@ impl Drop for EndGuard {
 }
 
 impl Transcript {
-    /// Returns a guard for the writer, which it drops after the last event.
+    /// Returns a guard for the task that writes the transcript. The task drops the guard after it
+    /// has written the last event.
     pub fn end_guard(self: &Arc<Self>) -> EndGuard {
         EndGuard(Arc::clone(self))
     }
@@ -212,10 +216,10 @@ impl Transcript {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Creates a transcript without events.
+    /// Creates a transcript of a call without events.
     pub fn new(head: Head) -> Arc<Self> {
         let count = watch::Sender::new(0);
-        let readers = watch::Sender::new(Readers::default());
+        let readers = watch::Sender::new(ReaderState::default());
         Arc::new(Transcript { head, events: Mutex::default(), count, readers })
     }
 
@@ -230,14 +234,14 @@ impl Transcript {
         self.events().get(at).cloned()
     }
 
-    /// Creates a reader of all events, from the first.
+    /// Creates a reader that starts at the first event.
     pub fn read(self: &Arc<Self>) -> Reader {
         self.readers.send_modify(|readers| readers.count += 1);
         Reader { transcript: Arc::clone(self), count: self.count.subscribe(), at: 0 }
     }
 
-    /// Returns whether a client has received the last event. If none has, a client may repeat the
-    /// call to get its response.
+    /// Returns whether a client has received the last event. If not, a client may repeat the call
+    /// to get its response.
     pub fn was_read(&self) -> bool {
         self.readers.borrow().is_received
     }
@@ -253,24 +257,24 @@ impl Transcript {
         })
     }
 
-    /// Returns whether the transcript has a reader now.
+    /// Returns whether any reader of the transcript exists.
     pub fn is_being_read(&self) -> bool {
         self.readers.borrow().count > 0
     }
 
-    /// Waits until the transcript has no reader.
+    /// Waits until no reader of the transcript exists.
     pub async fn wait_until_abandoned(&self) {
         // The sender exists as long as `self`, so this does not fail.
         let _ = self.readers.subscribe().wait_for(|readers| readers.count == 0).await;
     }
 
-    /// Waits until there is a reader.
+    /// Waits until a reader of the transcript exists.
     pub(crate) async fn wait_for_reader(&self) {
         let _ = self.readers.subscribe().wait_for(|readers| readers.count > 0).await;
     }
 }
 
-/// Reader of a transcript. Dropping it before [`Reader::mark_received`] counts as a broken
+/// Reader of a transcript. Dropping the reader before [`Reader::mark_received`] counts as a broken
 /// connection.
 #[derive(Debug)]
 pub struct Reader {
@@ -285,7 +289,7 @@ impl Reader {
         &self.transcript
     }
 
-    /// Returns the data known from the start of the call.
+    /// Returns the data of the call that are known at its start.
     pub fn head(&self) -> &Head {
         &self.transcript.head
     }
@@ -322,7 +326,7 @@ impl Reader {
         })
     }
 
-    /// Returns the next event if it is available, without waiting.
+    /// Returns the next event if it is available, without waiting. Otherwise returns `None`.
     pub fn try_next(&mut self) -> Option<Arc<Event>> {
         let event = self.transcript.event(self.at)?;
         self.at += 1;
@@ -337,7 +341,7 @@ impl Reader {
             .is_some_and(|event| event.is_last())
     }
 
-    /// Waits for the next event. Returns `None` after the last one.
+    /// Waits for the next event. Returns `None` after the last event.
     pub async fn next(&mut self) -> Option<Arc<Event>> {
         loop {
             if let Some(event) = self.try_next() {

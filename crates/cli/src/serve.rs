@@ -12,7 +12,7 @@ use levade_agent::{Sessions, SessionsOptions};
 use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
 use levade_engine::{EngineError, MemoryPurpose, attention_shape};
-use levade_gateway::{Gateway, Model, Options, serve};
+use levade_gateway::{Gateway, GatewayOptions, Model, serve};
 use levade_policy::{Precision, SamplingParams};
 use levade_recipe::{AgentKeys, ExternalKeys};
 use levade_run::dir::RunDir;
@@ -234,12 +234,12 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         }
         models.push(model);
     }
-    let options = Options {
+    let options = GatewayOptions {
         keys,
         access: args.access.rules()?,
         running: args.running.saturating_mul(models.len()),
         waiting: args.waiting,
-        ..Options::default()
+        ..GatewayOptions::default()
     };
     let names: Vec<String> = models.iter().map(|model| model.party.model.clone()).collect();
     let party = models.first().map(|model| Arc::clone(&model.party));
@@ -383,7 +383,7 @@ fn create_model(
     context: usize,
     params: SamplingParams,
 ) -> Model {
-    let limits = PartyLimits { context, timeout: Options::default().permit_timeout };
+    let limits = PartyLimits { context, timeout: GatewayOptions::default().permit_timeout };
     let party = Party::new(name, backend, format, limits, SamplingRule::Default(params));
     Model { party: Arc::new(party), created: unix_time() }
 }

@@ -17,29 +17,29 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::recorded_completion::parsed_content;
 
-/// 128-bit hash of a text.
+/// 128-bit hash of a text or a message.
 pub(crate) type Key = u128;
 
-/// A message in canonical form.
+/// A message in canonical form, by which differently written copies of it are recognized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CanonicalForm {
     pub role: Role,
-    /// Hash of the message, without white space around the content.
+    /// Hash of the message that ignores white space around the content.
     pub loose: Key,
-    /// Hash of the message, including white space around the content.
+    /// Hash of the message that includes white space around the content.
     pub exact: Key,
-    /// Reasoning that the client sent with the message, if any.
+    /// Reasoning that the client sent with the message. `None` if it sent none.
     pub reasoning: Option<String>,
-    /// Ids of the tool calls.
+    /// Ids of the message's tool calls.
     pub ids: Vec<String>,
-    /// Hash of only the tool calls. `None` if the message has no tool calls.
+    /// Hash of the message's tool calls alone. `None` if the message has no tool calls.
     pub calls: Option<Key>,
-    /// Whether the content has more than white space.
+    /// Whether the content has any character other than white space.
     pub has_content: bool,
 }
 
 impl CanonicalForm {
-    /// Returns the form of a message as the client sent it.
+    /// Returns the canonical form of a message as the client sent it.
     pub(crate) fn from_message(message: &Message) -> Self {
         let reasoning_text = reasoning(message).map(str::to_owned);
         let mut form =
@@ -55,9 +55,9 @@ impl CanonicalForm {
         form
     }
 
-    /// Returns the form of an assistant message whose content has reasoning or calls as text, in
-    /// the tags of the model. Returns `None` if the content has neither, or if the message is not
-    /// an assistant's.
+    /// Returns the canonical form of an assistant message whose content has reasoning or tool calls
+    /// as text, in the tags of the model. Returns `None` if the content has neither, or if the
+    /// message is not an assistant message.
     pub(crate) fn parse_content(
         message: &Message,
         chat: &Chat,
@@ -86,10 +86,11 @@ impl CanonicalForm {
         })
     }
 
-    /// Merges the assistant messages at the start of `messages` that are parts of one completion.
-    /// Returns the merged message, its form, and the number of messages. Some clients send
-    /// reasoning, text and calls separately, or each call in its own message. Returns `None` if the
-    /// first message is not split. `is_reasoning` returns whether a message has only reasoning.
+    /// Merges the assistant messages at the start of `messages` that are parts of one completion,
+    /// because some clients send reasoning, text and tool calls separately, or each tool call in
+    /// its own message. Returns the merged message, its canonical form, and the number of messages.
+    /// Returns `None` if the first message is not split. `is_reasoning` returns whether a message
+    /// has only reasoning.
     pub(crate) fn merge<'a>(
         messages: impl IntoIterator<Item = &'a Message>,
         is_reasoning: impl Fn(&Message) -> bool,
@@ -153,22 +154,22 @@ impl CanonicalForm {
     }
 }
 
-/// Returns the reasoning field of a message.
+/// Returns the text of a message's reasoning field, or `None` if the field is absent.
 fn reasoning(message: &Message) -> Option<&str> {
     message.reasoning_content.as_deref()
 }
 
-/// Returns whether two values are numbers of the same value.
+/// Returns whether two JSON values are numbers of equal value, whatever their notation.
 pub(crate) fn same_number(a: &Value, b: &Value) -> bool {
     matches!((a, b), (Value::Number(a), Value::Number(b)) if canonical_number(a) == canonical_number(b))
 }
 
-/// Returns a hash of a reasoning text, ignoring white space around it.
+/// Returns a hash of a reasoning text that ignores white space around it.
 pub(crate) fn reasoning_key(reasoning_text: &str) -> Key {
     xxhash_rust::xxh3::xxh3_128(reasoning_text.trim().as_bytes())
 }
 
-/// Returns a hash of tools, which depends on their order.
+/// Returns a hash of a list of tools, which depends on their order.
 pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
     let mut hash = PartsHasher::default();
     for tool in tools {
@@ -179,7 +180,8 @@ pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
     hash.0.digest128()
 }
 
-/// A hasher with length prefixes, so that different lists of parts never yield the same bytes.
+/// Hasher that writes the length before each part, so that different lists of parts never yield the
+/// same bytes.
 #[derive(Default)]
 struct PartsHasher(Xxh3);
 
@@ -228,7 +230,7 @@ impl PartsHasher {
         }
     }
 
-    /// Hashes a number by its exact value, independent of its notation.
+    /// Adds a number to the hash by its exact value, whatever its notation.
     fn number(&mut self, number: &Number) {
         self.bytes(b"d");
         self.text(&canonical_number(number));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_compare_by_value() {
+    fn tool_call_arguments_compare_by_value() {
         let first = call_form(
             r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#,
         );
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn form_ignores_null_content_and_extra_fields() {
+    fn canonical_form_ignores_null_content_and_extra_fields() {
         let bare = read(json!({"role": "assistant", "content": null}));
         assert_eq!(read(json!({"role": "assistant", "content": ""})), bare);
         assert_eq!(read(json!({"role": "assistant"})), bare);

@@ -12,9 +12,10 @@
 use levade_text::ToolCall;
 use serde_json::{Map, Value};
 
-/// Returns whether a client's calls are the recorded ones: the same functions in the same order,
-/// whose arguments have every recorded member with its value. Members can be added, `null` members
-/// can be missing, and gaps in strings can be longer or shorter.
+/// Returns whether the tool calls that a client sends back equal the recorded tool calls except for
+/// tolerated changes. The functions must be the same, in the same order, and the arguments must
+/// have every recorded member with its value. Members can be added, `null` members can be missing,
+/// and gaps in strings can be longer or shorter.
 pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
     recorded.len() == sent.len()
         && recorded.iter().zip(sent).all(|(recorded, sent)| {
@@ -29,8 +30,9 @@ fn includes_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) ->
     })
 }
 
-/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a
-/// boolean can be written as a string, as some clients with access to the schema do.
+/// Returns whether an argument that a client sends back equals the recorded value, by the rules of
+/// [`same_calls`]. A number or a boolean can be written as a string, as some clients do that know
+/// the schema.
 fn same_value(recorded: &Value, sent: &Value) -> bool {
     match (recorded, sent) {
         (Value::Object(recorded), Value::Object(sent)) => includes_members(recorded, sent),
@@ -53,9 +55,10 @@ fn same_value(recorded: &Value, sent: &Value) -> bool {
 }
 
 /// Returns whether two texts differ only in white space around them and in the length of gaps
-/// within their lines. Indentation counts, because programs depend on it. All white space counts in
-/// a line with quotation marks, because it can be in a string. A gap can be missing only in
-/// arithmetic: in a line without letters, next to a bracket or between a number and an operator.
+/// within their lines. Indentation must be equal, because programs depend on it. All white space
+/// must be equal in a line with quotation marks, because it can be in a string. A gap can be
+/// missing only in arithmetic: in a line without letters, next to a bracket or between a number and
+/// an operator.
 fn same_text(a: &str, b: &str) -> bool {
     canonical_lines(a) == canonical_lines(b)
 }
@@ -123,7 +126,7 @@ pub(crate) fn appended_length<'a>(
     rests.min()
 }
 
-/// Returns the length in bytes of the common prefix.
+/// Returns the length in bytes of the common prefix of two texts.
 fn common_prefix_length(a: &str, b: &str) -> usize {
     let differs = a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b);
     differs.map_or(a.len().min(b.len()), |((at, _), _)| at)

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::canonical::{CanonicalForm, Key, reasoning_key, tools_key};
 use crate::drift::Drift;
-use crate::format::{CallIds, Format, History, Round};
+use crate::format::{CallIds, CompletionRound, Format, History};
 use crate::index::{CompletionRecord, Index, NodeId, NodeKind, Party, PromptRecord, append_text};
 use crate::origin::{Fork, Origin, Reason};
 use crate::recorded_completion::RecordedCompletion;
-use crate::tokens::{ContextTokens, Owner};
+use crate::tokens::{ContextTokens, TokenOwner};
 use crate::window::Truncation;
 
 pub use counts::Counts;
@@ -33,30 +33,31 @@ pub enum ConversationError {
     /// The messages cannot be rendered in the model's format.
     #[error("{0}")]
     Text(#[from] TextError),
-    /// The template renders recorded history differently, which is an error in strict mode.
+    /// The chat template renders recorded history differently (drift), which is an error in strict
+    /// mode.
     #[error(
         "before turn {turn}, the chat template renders {printed:?} instead of the recorded \
          {recorded:?}; use a template that preserves the history, set history = \"template\" to \
          follow the template, or allow drift, which is then counted"
     )]
     Drift {
-        /// Number of the turn that would have been recorded next.
+        /// Number of the turn whose prompt was to be rendered.
         turn: u32,
-        /// Recorded text, from the first difference.
+        /// Recorded text, starting at the first difference.
         recorded: String,
-        /// Text that the template renders instead.
+        /// Text that the chat template renders instead.
         printed: String,
     },
 }
 
-/// A request for a completion, with all messages of a conversation, as in the OpenAI API.
+/// A client's request for a completion, with all messages of a conversation, as in the OpenAI API.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// Name of the agent that sends the request. Empty if there is only one.
+    /// Name of the agent that sends the request. Empty if the attempt has only one agent.
     pub agent: &'a str,
-    /// Name of the policy that the request is for. Empty if there is only one.
+    /// Name of the policy that answers the request. Empty if the attempt has only one policy.
     pub policy: &'a str,
-    /// Format of conversations with this policy.
+    /// Chat format of conversations with this policy.
     pub format: &'a Arc<Format>,
     /// All messages of the conversation so far.
     pub messages: &'a [Message],
@@ -64,27 +65,28 @@ pub struct Request<'a> {
     pub tools: &'a [ToolSpec],
 }
 
-/// Part of the recorded history that a request repeats, and the differences that were accepted.
+/// Part of the recorded history that a request repeats, and the differences from the recorded
+/// messages that were tolerated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepeatedHistory {
-    /// Number of repeated messages.
+    /// Number of messages that the request repeats.
     pub messages: usize,
-    /// Number of messages up to the last repeated completion, included; the prompt continues its
-    /// tokens.
+    /// Number of messages up to and including the last repeated completion, whose tokens the prompt
+    /// continues.
     pub up_to_completion: usize,
-    /// Number of completions that differ in white space around their content.
+    /// Number of repeated completions that differ in white space around their content.
     pub trimmed: u32,
-    /// Number of completions whose reasoning is missing, completely or in part.
+    /// Number of repeated completions whose reasoning is missing, completely or in part.
     pub unsaid: u32,
-    /// Number of completions that came back without the text next to their tool calls, or with
-    /// arguments that are written differently.
+    /// Number of repeated completions that came back without the text next to their tool calls, or
+    /// with arguments that are written differently.
     pub altered: u32,
     /// Whether the client has appended text to the last repeated completion.
     pub extended: bool,
 }
 
-/// A request, matched with the history that it repeats. It contains everything needed to render the
-/// prompt without the conversation.
+/// A request, matched with the recorded history that it repeats. It contains everything that is
+/// needed to render the prompt without the conversation.
 #[derive(Debug, Clone)]
 pub struct MatchedRequest {
     from: PromptSource,
@@ -104,32 +106,35 @@ struct PromptSource {
     key: Key,
 }
 
-/// The recorded completion that a prompt continues.
+/// The recorded completion whose tokens a prompt continues.
 #[derive(Debug, Clone)]
 struct ContinuationPoint {
     node: NodeId,
     segment: SegmentId,
-    /// Tokens from the root to the end of the completion. The last `sampled` of them are the
-    /// completion's.
+    /// Token ids from the root to the end of the completion. The last `sampled` of them belong to
+    /// the completion.
     path: Vec<u32>,
     sampled: usize,
     past: Vec<Arc<Message>>,
     message: Arc<Message>,
-    /// Whether the first prompt of the sequence was shortened.
+    /// Whether the first prompt of the sequence was truncated.
     is_truncated: bool,
     drifted: Option<levade_tree::Drift>,
     /// Text that the client has appended to the completion. Empty if the client has appended none.
     rest: String,
 }
 
-/// A prompt for a sampler. It is not recorded yet, so a call that fails leaves no trace.
+/// A prompt that is ready to be sampled. It is not recorded yet, so a call that fails leaves no
+/// trace.
 #[derive(Debug, Clone)]
 pub struct PreparedPrompt {
-    /// Token ids of the prompt: the recorded ids, unchanged, and the ids of the new messages.
+    /// Token ids of the prompt: the recorded token ids, unchanged, and the token ids of the new
+    /// messages.
     pub prompt: Vec<u32>,
-    /// Whether the prompt opens the reasoning of the completion.
+    /// Whether the prompt opens the reasoning of the completion, so that the completion starts
+    /// within it.
     pub in_reasoning: bool,
-    /// How the prompt relates to the recorded history.
+    /// Relation of the prompt to the recorded history.
     pub origin: Origin,
     /// Recorded history that the prompt repeats.
     pub repeated: RepeatedHistory,
@@ -141,29 +146,30 @@ pub struct PreparedPrompt {
     from: PromptSource,
     format: Arc<Format>,
     continuation: Option<SequenceEnd>,
-    /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the
-    /// complete prompt.
+    /// Number of recorded tokens with which the prompt starts. `None` if the chat template rendered
+    /// the complete prompt.
     recorded: Option<usize>,
     is_truncated: bool,
     new: Vec<Message>,
     recorded_prompt: Option<RecordedPrompt>,
-    /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has
-    /// set one.
+    /// Prefix of the ids of the completion's tool calls. `None` unless
+    /// [`name_calls`](Self::name_calls) has set a prefix.
     calls: Option<String>,
-    /// The cut that was applied to the messages, if any.
+    /// Truncation that the context policy has applied to the messages. `None` if it changed
+    /// nothing.
     fitted: Option<Box<AppliedTruncation>>,
 }
 
-/// The end of the recorded sequence that a prompt continues.
+/// End of the recorded sequence that a prompt continues.
 #[derive(Debug, Clone)]
 struct SequenceEnd {
     node: NodeId,
     segment: SegmentId,
     /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if
-    /// the client has extended the completion.
+    /// the client has appended text to the completion.
     tokens: u32,
-    /// The completion with the text that the client has appended. `None` if the client has appended
-    /// none.
+    /// Completion with the text that the client has appended. `None` if the client has appended no
+    /// text.
     extended: Option<Message>,
 }
 
@@ -174,7 +180,7 @@ struct RecordedPrompt {
     turn: u32,
 }
 
-/// The conversations of one attempt, as tokens and as messages.
+/// The conversations of one attempt, recorded as tokens and as messages.
 #[derive(Debug, Default)]
 pub struct Conversation {
     trajectory: Trajectory,
@@ -183,22 +189,23 @@ pub struct Conversation {
     parties: HashMap<(String, String), Party>,
     turns: u32,
     counts: Counts,
-    /// Cuts of recorded prompts, by agent, policy, and the messages for which each cut was made.
+    /// Truncations of recorded prompts, by agent and policy, and by the hash of the messages that
+    /// were truncated.
     truncations: HashMap<Party, HashMap<Key, Truncation>>,
 }
 
 impl PreparedPrompt {
-    /// Replaces a prompt that starts a conversation by a shorter prompt. No template renders the
-    /// shorter prompt, so the search for drift skips it. Has no effect on a prompt that continues a
-    /// completion.
+    /// Replaces a prompt that starts a conversation by a shorter prompt. No chat template renders
+    /// the shorter prompt, so the search for drift skips it. Has no effect on a prompt that
+    /// continues a completion.
     pub fn shorten(&mut self, prompt: Vec<u32>) {
         if self.continuation.is_none() && prompt != self.prompt {
             (self.prompt, self.is_truncated) = (prompt, true);
         }
     }
 
-    /// Sets the ids of the completion's tool calls, `PREFIX0`, `PREFIX1` and so on, before the
-    /// completion is sampled, so that calls can be streamed. The ids must be unique in the
+    /// Sets the ids of the completion's tool calls to `PREFIX0`, `PREFIX1` and so on, before the
+    /// completion is sampled, so that tool calls can be streamed. The ids must be unique in the
     /// conversation, because requests are matched by them.
     pub fn name_calls(&mut self, prefix: impl Into<String>) {
         self.calls = Some(prefix.into());
@@ -206,32 +213,32 @@ impl PreparedPrompt {
 }
 
 impl Conversation {
-    /// Creates an empty conversation.
+    /// Creates a conversation without any recorded prompt.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the recorded tokens.
+    /// Returns the recorded tokens of all conversations.
     pub fn trajectory(&self) -> &Trajectory {
         &self.trajectory
     }
 
-    /// Returns the recorded tokens, and drops everything else.
+    /// Returns the recorded tokens of all conversations, and drops everything else.
     pub fn into_trajectory(self) -> Trajectory {
         self.trajectory
     }
 
-    /// Returns the number of the turn that the next recorded prompt starts.
+    /// Returns the turn number that the next recorded prompt will have.
     pub fn next_turn(&self) -> u32 {
         self.turns
     }
 
     /// Adds the tokens of another conversation as separate trees. Returns the offset that was added
-    /// to the turn numbers, so that the turns follow those recorded before.
+    /// to its turn numbers, so that its turns follow the turns recorded before.
     ///
     /// # Errors
-    /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never
-    /// are.
+    /// Returns an error if the segments of `other` are inconsistent. The segments of a conversation
+    /// never are.
     pub fn append_trajectory(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
         let segments = self.trajectory.segments().len() as u32;
         let first = self.turns;
@@ -247,13 +254,13 @@ impl Conversation {
         Ok(first)
     }
 
-    /// Returns counts of the recorded prompts, by their origin.
+    /// Returns the numbers of recorded prompts, by their origin.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Matches a request and renders its prompt: [`match_request`](Self::match_request), then
-    /// [`MatchedRequest::render`].
+    /// Finds the recorded history that a request repeats, and renders the request's prompt.
+    /// Combines [`match_request`](Self::match_request) and [`MatchedRequest::render`].
     ///
     /// # Errors
     /// Returns the errors of [`MatchedRequest::render`].
@@ -261,7 +268,8 @@ impl Conversation {
         self.match_request(request).render()
     }
 
-    /// Finds the longest recorded history that a request repeats. Fast: hashes each message once.
+    /// Finds the longest recorded history that a request repeats. This is fast, because each
+    /// message is hashed only once.
     pub fn match_request(&self, request: &Request<'_>) -> MatchedRequest {
         let Request { agent, policy, format, messages, tools } = *request;
         let key = tools_key(tools);
@@ -333,10 +341,10 @@ impl Conversation {
     }
 
     /// Records a prompt before its completion exists, for callers that keep the prompt even if
-    /// sampling fails. Otherwise [`record`](Self::record) records the prompt.
+    /// sampling fails. Without this call, [`record`](Self::record) records the prompt.
     ///
     /// # Errors
-    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this
+    /// Returns an error if the tokens do not fit the trajectory. The tokens of a prompt of this
     /// conversation always fit.
     pub fn add_context(&mut self, prepared: &mut PreparedPrompt) -> Result<(), TreeError> {
         self.add_context_once(prepared).map(|_| ())
@@ -361,7 +369,7 @@ impl Conversation {
         } = prepared;
         let count = self.parties.len() as Party;
         let party = *self.parties.entry((from.agent.clone(), from.policy.clone())).or_insert(count);
-        let owner = Owner { party, agent: &from.agent, policy: &from.policy };
+        let owner = TokenOwner { party, agent: &from.agent, policy: &from.policy };
         let turn = self.turns;
         let trajectory = &mut self.trajectory;
         let end = match (&after, *recorded) {
@@ -418,7 +426,7 @@ impl Conversation {
         Ok(recorded_prompt)
     }
 
-    /// Records a prompt and the completion that was sampled for it, complete or truncated, and
+    /// Records a prompt and the completion that was sampled for it, which can be truncated, and
     /// parses the completion. Prompts that were prepared in parallel can be recorded in any order.
     /// A second completion for a prompt becomes a sibling of the first.
     ///
@@ -437,10 +445,11 @@ impl Conversation {
         self.record_segment(prepared, completion.into_segment(end, params, turn), finish)
     }
 
-    /// Records a prompt and the tokens of a completion from another source, as a demonstration.
+    /// Records a prompt and a completion that was not sampled but comes from another source, as a
+    /// demonstration.
     ///
     /// # Errors
-    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this
+    /// Returns an error if the tokens do not fit the trajectory. The tokens of a prompt of this
     /// conversation always fit.
     pub fn demonstrate(
         &mut self,
@@ -499,9 +508,9 @@ impl Conversation {
         Ok(completion)
     }
 
-    /// Records a message that the client received in place of the complete assistant message: the
-    /// part before a stop string, or the first of several tool calls. Later requests match the
-    /// completion by this message, too.
+    /// Records a message that the client received instead of the complete assistant message: the
+    /// part before a stop string, or the first of several tool calls. Later requests are matched by
+    /// this message, too.
     pub fn note_received(&mut self, segment: SegmentId, message: &Message) {
         let is_completion = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
             NodeKind::RecordedCompletion(completion_record) => completion_record.segment == segment,
@@ -513,7 +522,7 @@ impl Conversation {
         }
     }
 
-    /// Rejects a completion that the trajectory would reject, before anything is recorded.
+    /// Checks that the trajectory will accept a completion, before anything is recorded.
     fn check(&self, completion: &Completion) -> Result<(), TreeError> {
         let segment = self.trajectory.segments().len() as u32;
         let tokens = completion.tokens.len();
@@ -528,8 +537,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// Returns the known positions at which the template renders a sequence differently from the
-    /// recorded tokens, sorted by turn.
+    /// Returns the known drift: the positions at which the chat template renders a sequence
+    /// differently from the recorded tokens, sorted by turn.
     pub fn drift(&self) -> Vec<levade_tree::Drift> {
         let requested = self.index.nodes().filter_map(|(_, node)| node.prompt.as_ref());
         let mut found: Vec<_> = requested.filter_map(|requested| requested.drift.clone()).collect();

@@ -119,7 +119,7 @@ fn completion_is_parsed_and_continued() {
 }
 
 #[test]
-fn merged_conversation_keeps_own_trees_and_later_turns() {
+fn appended_conversation_keeps_trees_and_gets_later_turns() {
     let (mut talk, mut other) = (talk(), talk());
     let (_, _, second) = record_conversation(&mut talk);
     let (messages, ..) = record_conversation(&mut other);
@@ -480,7 +480,7 @@ fn reasoning_opened_by_prompt_is_parsed() {
 }
 
 #[test]
-fn reasons_have_distinct_texts() {
+fn fork_reasons_have_distinct_descriptions() {
     let all = [
         "asked_again",
         "branched",

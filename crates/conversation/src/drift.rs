@@ -19,28 +19,31 @@ use levade_text::{Chat, Message, Role, ToolSpec};
 
 use crate::recorded_completion::parsed_message;
 
-/// A difference between the conversation as the template renders it and the recorded tokens.
+/// A difference between the conversation as the chat template renders it and the recorded tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drift {
     /// Recorded text, from the first difference or, if it is near, from the start of its line.
     pub recorded: String,
-    /// Text that the template renders there, or its error if it rejects the conversation.
+    /// Text that the chat template renders there, or the template's error if it rejects the
+    /// conversation.
     pub printed: String,
-    /// The prompt that the template renders. `None` if the template rejects the conversation.
+    /// Token ids of the prompt that the chat template renders. `None` if the template rejects the
+    /// conversation.
     pub prompt: Option<Vec<u32>>,
 }
 
-/// Maximum number of bytes of common text that an excerpt shows.
+/// Maximum number of bytes of common text before the difference that an excerpt shows.
 const CONTEXT: usize = 24;
 
-/// Maximum number of characters in an excerpt.
+/// Maximum number of characters of an excerpt.
 const MAX_EXCERPT_CHARS: usize = 60;
 
 impl Drift {
-    /// Compares the conversation as the template renders it with the recorded tokens `path`.
-    /// Returns `None` if they are the same, either with completions as their models wrote them, or
-    /// with reasoning and calls in separate fields. Renders the complete conversation, and never
-    /// fails: a template that rejects the conversation counts as drift.
+    /// Compares the recorded tokens `path` with the conversation as the chat template renders it.
+    /// Renders completions as their models wrote them and, if this differs, with reasoning and tool
+    /// calls in separate fields. Returns `None` if either rendering equals the recorded tokens.
+    /// Renders the complete conversation, and never fails: a template that rejects the conversation
+    /// counts as drift.
     pub fn find(
         chat: &Chat,
         path: &[u32],
@@ -55,7 +58,8 @@ impl Drift {
         drifts.then_some(drift)
     }
 
-    /// Renders the messages, and returns the difference to `path`, if any.
+    /// Renders the messages, and returns the difference to the recorded tokens `path`, or `None` if
+    /// they are equal.
     fn compare_rendered(
         chat: &Chat,
         path: &[u32],
@@ -90,15 +94,16 @@ impl Drift {
         })
     }
 
-    /// Returns the record of this difference, before the completion of `turn`.
+    /// Converts the difference to the record of a drift before the completion of `turn`. `forked`
+    /// states whether the conversation forked there.
     pub(crate) fn to_record(&self, turn: u32, forked: bool) -> levade_tree::Drift {
         let Drift { recorded, printed, .. } = self.clone();
         levade_tree::Drift { turn, recorded, printed, forked }
     }
 }
 
-/// Parses a completion that is one text into reasoning, content and calls. Returns any other
-/// message unchanged.
+/// Parses an assistant message whose completion is one text into reasoning, content and tool calls.
+/// Returns any other message unchanged.
 fn parse_message(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message {
     let is_written = message.tool_calls.is_empty() && message.reasoning_content.is_none();
     if message.role != Role::Assistant || !is_written {

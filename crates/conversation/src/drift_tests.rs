@@ -8,7 +8,7 @@ use levade_text::testing::{
 };
 
 use super::*;
-use crate::format::Round;
+use crate::format::CompletionRound;
 use crate::testing::chat;
 use crate::{Format, Options};
 
@@ -22,8 +22,14 @@ fn after(chat: Chat, completion: &str, new: &[Message]) -> Option<(String, Strin
     let sequence = [prompt, ids.clone(), context.clone()].concat();
     let format = Format::new(Arc::new(chat), Options::default());
     let past = history.map(Arc::new);
-    let round =
-        Round { past: &past, completion: &ids, text: completion, rest: "", new, tools: &[] };
+    let round = CompletionRound {
+        past: &past,
+        completion: &ids,
+        text: completion,
+        rest: "",
+        new,
+        tools: &[],
+    };
     let drift = format.full_drift(&sequence, round);
     if format.can_abridge() {
         let near = format.nearby_drift(round, &context);

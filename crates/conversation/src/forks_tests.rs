@@ -265,7 +265,7 @@ fn other_tools_and_conversations_are_distinguished() {
 }
 
 #[test]
-fn only_messages_below_count_as_shortened() {
+fn shortened_fork_requires_recorded_message_below() {
     let mut talk = talk();
     let system = Message::system("Use tools.");
     let first = Message::user("1+2?");

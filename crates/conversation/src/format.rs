@@ -16,15 +16,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
 
-/// Treatment of recorded history in later prompts.
+/// Treatment of the recorded history when a later prompt is rendered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum History {
-    /// Recorded tokens do not change; tokens of new messages are appended.
+    /// Recorded tokens do not change. The tokens of new messages are appended.
     #[default]
     Append,
-    /// The template renders all messages, as in an inference server that receives messages. If the
-    /// result differs from the recorded tokens, the conversation forks. Each turn renders the
+    /// The chat template renders all messages, as in an inference server that receives messages. If
+    /// the result differs from the recorded tokens, the conversation forks. Each turn renders the
     /// complete conversation.
     Template,
 }
@@ -33,34 +33,35 @@ pub enum History {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallIds {
-    /// Numbered within each completion: `call_0`, `call_1`.
+    /// The ids are numbered within each completion: `call_0`, `call_1`.
     #[default]
     #[serde(rename = "per_reply")]
     PerCompletion,
-    /// Numbered within each turn, and unique in the conversation: `call_3_0`. If a client sends the
-    /// ids back, its requests are matched by them.
+    /// The ids are numbered within each turn, and unique in the conversation: `call_3_0`. If a
+    /// client sends the ids back, its requests are matched by them.
     Unique,
 }
 
-/// Tolerance for changes that a client makes to a completion.
+/// Tolerance for changes that a client makes to a completion that it sends back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompletionMatching {
-    /// A completion that its client has only rewritten is continued, and counted: missing text next
-    /// to tool calls, arguments with more members or other spacing, appended text.
+    /// A completion that the client has only rewritten is continued and counted. Rewrites are
+    /// missing text next to tool calls, arguments with more members or other spacing, and appended
+    /// text.
     #[default]
     Lenient,
-    /// A rewritten completion is not continued: the conversation forks there.
+    /// A rewritten completion is not continued: the conversation forks at its position.
     Strict,
 }
 
-/// Options of a format.
+/// Options of a model's chat format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Treatment of recorded history.
+    /// Treatment of the recorded history in later prompts.
     pub history: History,
-    /// Whether drift is an error. Default: false.
+    /// Whether drift is an error, instead of being recorded and counted. Default: false.
     pub strict: bool,
     /// Scheme for the ids of tool calls.
     pub call_ids: CallIds,
@@ -69,7 +70,7 @@ pub struct Options {
     pub completion_matching: CompletionMatching,
 }
 
-/// Format of a model's conversations: chat template and options.
+/// Format of a model's conversations: its chat template, and options.
 #[derive(Debug)]
 pub struct Format {
     chat: Arc<Chat>,
@@ -77,68 +78,69 @@ pub struct Format {
     abridges: OnceLock<bool>,
 }
 
-/// Tokens between a completion and the next one.
+/// Tokens that a prompt adds after a completion, up to the start of the next completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FollowingTokens {
     pub tokens: Vec<u32>,
-    /// Whether the tokens open the reasoning of the next completion.
+    /// Whether these tokens open the reasoning of the next completion.
     pub in_reasoning: bool,
 }
 
 /// A completion, with the messages before and after it.
 #[derive(Clone, Copy)]
-pub(crate) struct Round<'a> {
-    /// Messages before the completion.
+pub(crate) struct CompletionRound<'a> {
+    /// Messages of the conversation before the completion.
     pub past: &'a [Arc<Message>],
-    /// Sampled tokens of the completion.
+    /// Sampled token ids of the completion.
     pub completion: &'a [u32],
-    /// Text of the completion, with the text that the client has appended.
+    /// Text of the completion, including the text that the client has appended.
     pub text: &'a str,
-    /// Text that the client has appended. Empty if the client has appended none.
+    /// Text that the client has appended to the completion. Empty if it has appended none.
     pub rest: &'a str,
-    /// Messages after the completion.
+    /// Messages of the conversation after the completion.
     pub new: &'a [Message],
     pub tools: &'a [ToolSpec],
 }
 
 impl Format {
-    /// Creates a format for the model of `chat`. Probes the template, which renders about a
-    /// thousand short conversations.
+    /// Creates a format for the model of `chat`, and tests how its chat template behaves (a probe).
+    /// The probe renders about a thousand short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
         let format = Format::without_probe(chat, options);
         format.can_abridge();
         format
     }
 
-    /// Creates a format without a probe. The template is probed when the result is first needed.
+    /// Creates a format for the model of `chat`. The chat template is probed only when the result
+    /// is first needed.
     pub fn without_probe(chat: Arc<Chat>, options: Options) -> Self {
         Format { chat, options, abridges: OnceLock::new() }
     }
 
-    /// Returns the chat template and tokenizer.
+    /// Returns the model's chat template and tokenizer.
     pub fn chat(&self) -> &Arc<Chat> {
         &self.chat
     }
 
-    /// Returns the options.
+    /// Returns the options of the format.
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// Returns whether the template needs only an abridged past to render the text after a
+    /// Returns whether the chat template needs only an abridged past to render the text after a
     /// completion. The first call probes the template, which renders about a thousand short
-    /// conversations, so call it outside async workers.
+    /// conversations, so it must run outside async workers.
     pub fn can_abridge(&self) -> bool {
         *self.abridges.get_or_init(|| probe::probe_abridging(self))
     }
 
-    /// Returns the tokens after a completion.
+    /// Returns the tokens that follow a completion, up to the start of the next completion.
     ///
     /// # Errors
     /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_reasoning`].
     pub(crate) fn following_tokens(
         &self,
-        round: Round<'_>,
+        round: CompletionRound<'_>,
         max_tokens: usize,
     ) -> Result<FollowingTokens, TextError> {
         let completion = (round.completion, round.rest);
@@ -156,7 +158,7 @@ impl Format {
         }
     }
 
-    /// Returns the tokens after a completion, rendered with this past.
+    /// Returns the tokens that follow a completion if it is rendered after the messages `past`.
     pub(crate) fn tokens_after(
         &self,
         past: &[Message],
@@ -173,9 +175,13 @@ impl Format {
         Ok(FollowingTokens { tokens, in_reasoning })
     }
 
-    /// Returns drift of the newest completion, now that `following_tokens` comes after it, if an
-    /// abridged past shows it.
-    pub(crate) fn nearby_drift(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
+    /// Returns drift near the newest completion, which `following` comes after. Finds only drift
+    /// that a rendering of an abridged past shows.
+    pub(crate) fn nearby_drift(
+        &self,
+        round: CompletionRound<'_>,
+        following: &[u32],
+    ) -> Option<Drift> {
         let (mut messages, tools) = abridge(round.past, round.tools);
         let mut sequence = match self.chat.prompt(&messages, tools) {
             Ok(prompt) => prompt,
@@ -194,8 +200,9 @@ impl Format {
         Drift::find(&self.chat, &sequence, &messages, tools)
     }
 
-    /// Returns drift if the template renders the complete conversation differently from `sequence`.
-    pub(crate) fn full_drift(&self, sequence: &[u32], round: Round<'_>) -> Option<Drift> {
+    /// Returns drift if the chat template renders the complete conversation differently from the
+    /// tokens `sequence`.
+    pub(crate) fn full_drift(&self, sequence: &[u32], round: CompletionRound<'_>) -> Option<Drift> {
         let mut messages = to_messages(round.past);
         messages.push(Message::assistant(round.text));
         messages.extend(round.new.iter().cloned());
@@ -203,14 +210,14 @@ impl Format {
     }
 }
 
-/// Returns the messages in the form that a template takes.
+/// Clones shared messages into the form that a chat template takes.
 pub(crate) fn to_messages(past: &[Arc<Message>]) -> Vec<Message> {
     past.iter().map(|message| Message::clone(message)).collect()
 }
 
-/// Returns a minimal past that replaces a complete one. It contains the instructions, a question,
-/// and a call with its result if the past ends with a result, each of one word. One tool replaces
-/// all tools.
+/// Returns a minimal past that replaces a complete past when a template renders the messages after
+/// it. It contains the instructions and a question, each of one word. If the past ends with a tool
+/// result, it also contains a tool call and its result. One tool replaces all tools.
 pub(crate) fn abridge(
     past: &[Arc<Message>],
     tools: &[ToolSpec],

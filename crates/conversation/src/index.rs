@@ -18,14 +18,14 @@ use levade_tree::{Drift, SegmentId};
 use crate::canonical::{CanonicalForm, Key};
 use crate::format::Format;
 
-/// Index of a node.
+/// Index of a node in the message tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u32);
 
-/// Number of a pair of agent and policy. Different pairs share no histories.
+/// Number of a pair of agent and policy. Different pairs share no message histories.
 pub(crate) type Party = u32;
 
-/// Start of all histories of one party with the same tools.
+/// Start of all message histories of one pair of agent and policy with the same tools.
 #[derive(Debug)]
 pub(crate) struct Root {
     pub party: Party,
@@ -34,77 +34,80 @@ pub(crate) struct Root {
     pub node: NodeId,
 }
 
-/// A message after the messages of the parent nodes.
+/// Node of the message tree: a message that follows the messages of its parent nodes.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub parent: Option<NodeId>,
-    /// Index of the root in [`Index::roots`].
+    /// Index in [`Index::roots`] of the root that the node belongs to.
     pub root: usize,
-    /// Number of nodes between the root and this node, this node included.
+    /// Number of nodes from the root to this node, excluding the root and including this node.
     pub depth: usize,
     /// Message of the node. `None` for a root.
     pub message: Option<Arc<Message>>,
     pub kind: NodeKind,
-    /// The recorded prompt that ends here, if any.
+    /// Recorded prompt that ends with this node's message. `None` if no prompt ends here.
     pub prompt: Option<PromptRecord>,
     pub children: Vec<NodeId>,
 }
 
 #[derive(Debug)]
 pub(crate) enum NodeKind {
-    /// Start of a history.
+    /// Start of a message history.
     Root,
-    /// A message from the client that was not sampled here.
+    /// A message from the client that is no recorded completion.
     Context(CanonicalForm),
-    /// A completion that was sampled here.
+    /// A completion that was recorded when it was sampled.
     RecordedCompletion(Box<CompletionRecord>),
     /// The completion in the parent node, with text that the client has appended. The node's
-    /// message is the complete text.
+    /// message has the complete text.
     Extended,
 }
 
-/// Record of a completion that was sampled here.
+/// Record of a completion in the message tree.
 #[derive(Debug)]
 pub(crate) struct CompletionRecord {
     pub segment: SegmentId,
     pub in_reasoning: bool,
-    /// Form of the complete text as content.
+    /// Canonical form of an assistant message whose content is the complete text.
     pub written: CanonicalForm,
-    /// Form of content and calls.
+    /// Canonical form of the assistant message with content and tool calls.
     pub shown: CanonicalForm,
-    /// Hash of the reasoning, if there is any.
+    /// Hash of the reasoning. `None` if the completion has no reasoning.
     pub reasoning: Option<Key>,
     /// Other forms in which the client received the message: a completion that a stop string ended,
-    /// with and without that string, or the first of several calls.
+    /// with and without that string, or the first of several tool calls.
     pub received_forms: Vec<(CanonicalForm, Message)>,
 }
 
-/// Record of a rendered prompt.
+/// Record of a rendered prompt in the message tree.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptRecord {
-    /// Segment that the prompt ends with. `None` if the prompt has no tokens.
+    /// Segment with which the prompt ends. `None` if the prompt has no tokens.
     pub end: Option<SegmentId>,
     pub turn: u32,
-    /// Whether the prompt was shortened, so that no template renders it.
+    /// Whether the prompt was truncated, so that no chat template renders it.
     pub is_truncated: bool,
     pub drift: Option<Drift>,
 }
 
 impl PromptRecord {
-    /// Returns the drift that a completion of this prompt, and everything after it, inherits.
+    /// Returns the drift of this prompt that its completion, and everything after it, inherits.
+    /// `None` if there is no drift or the conversation forked because of it.
     pub(crate) fn inherited_drift(&self) -> Option<&Drift> {
         self.drift.as_ref().filter(|drift| !drift.forked)
     }
 }
 
-/// Match of a request with a history. The order of fields defines which of two matches is better.
+/// Match of a request with a recorded history. The order of the fields determines which of two
+/// matches is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Hit {
-    /// Number of messages up to and including the last repeated completion. 0 if none is repeated.
+pub(crate) struct HistoryMatch {
+    /// Number of messages up to and including the last repeated completion. 0 if no completion is
+    /// repeated.
     pub up_to_completion: usize,
-    /// Number of completions matched by the ids of their calls.
+    /// Number of completions that were matched by the ids of their tool calls.
     pub by_id: u32,
-    /// Number of repeated messages.
+    /// Number of recorded messages that the request repeats.
     pub messages: usize,
     /// Number of completions that differ in white space; fewer are better.
     pub trimmed: std::cmp::Reverse<u32>,
@@ -119,13 +122,13 @@ pub(crate) struct Hit {
     pub node: NodeId,
 }
 
-/// The tree of messages, with its lookup tables.
+/// Tree of the recorded messages, with its lookup tables.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     nodes: Vec<Node>,
     pub roots: Vec<Root>,
     by_tools: HashMap<(Party, Key), usize>,
-    /// Child messages of a node, by their hash without white space around the content.
+    /// Child messages of a node, by their hash that ignores white space around the content.
     below: HashMap<(NodeId, Key), Vec<NodeId>>,
     /// All messages of a root by the same hash; `by_call` has completions by the ids of their
     /// calls.
@@ -153,17 +156,17 @@ impl Index {
         }
     }
 
-    /// Returns whether a node is a completion that the client has extended.
+    /// Returns whether a node is a completion to which the client has appended text.
     pub(crate) fn is_extended(&self, id: NodeId) -> bool {
         matches!(self.node(id).kind, NodeKind::Extended)
     }
 
-    /// Returns the nodes from `id` up to its root, both included.
+    /// Returns the nodes on the path from `id` up to its root, including both.
     pub(crate) fn ancestors(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         std::iter::successors(Some(id), |&id| self.node(id).parent)
     }
 
-    /// Returns the messages from the root to a node, included.
+    /// Returns the messages on the path from the root to a node, including the node's message.
     pub(crate) fn messages(&self, id: NodeId) -> Vec<Arc<Message>> {
         let mut messages = Vec::new();
         let mut ancestors = self.ancestors(id);
@@ -182,7 +185,8 @@ impl Index {
         self.by_tools.get(&(party, tools)).copied()
     }
 
-    /// Returns the root of a party with these tools, and creates it if it does not exist.
+    /// Returns the index of the root for a party and its tools. Creates the root if it does not
+    /// exist.
     pub(crate) fn root_or_new(
         &mut self,
         party: Party,
@@ -231,8 +235,8 @@ impl Index {
         self.anywhere.entry((root, key)).or_default().push(id);
     }
 
-    /// Returns the node of a client's message below `parent`. Reuses a node only if its message is
-    /// identical.
+    /// Returns the node of a client's message below `parent`. Creates the node unless one with an
+    /// identical message exists.
     pub(crate) fn context_node(
         &mut self,
         root: usize,
@@ -258,8 +262,9 @@ impl Index {
         })
     }
 
-    /// Returns the node of a completion that the client has extended to `message`, below the
-    /// completion. Creates it if it does not exist.
+    /// Returns the node of a completion to which the client has appended text. `message` has the
+    /// complete text. The node is a child of the completion's node, and is created if it does not
+    /// exist.
     pub(crate) fn extended_node(
         &mut self,
         root: usize,
@@ -275,14 +280,14 @@ impl Index {
         })
     }
 
-    /// Returns the node of a completion that the client has extended to a message with this hash,
-    /// if it exists.
+    /// Returns the node of a completion to which the client has appended text, by the hash `key` of
+    /// the complete message. `None` if the node does not exist.
     fn extension(&self, completion_id: NodeId, key: Key) -> Option<NodeId> {
         self.matching_nodes(completion_id, key).iter().copied().find(|&id| self.is_extended(id))
     }
 
-    /// Records another form in which the client received a completion. Requests match the
-    /// completion by it, too.
+    /// Records another form in which the client received a completion. Later requests are matched
+    /// by this form, too.
     pub(crate) fn note_received(&mut self, id: NodeId, message: &Message) {
         let Node { root, parent: Some(parent), .. } = *self.node(id) else { return };
         let form = CanonicalForm::from_message(message);
@@ -299,8 +304,8 @@ impl Index {
         self.index_node(root, parent, key, id);
     }
 
-    /// Creates a node for a completion below `parent`. `unique` states whether the ids of the
-    /// completion's calls are unique.
+    /// Creates the node of a completion below `parent`. `unique` states whether the ids of the
+    /// completion's tool calls are unique in the conversation.
     pub(crate) fn completion_node(
         &mut self,
         root: usize,
@@ -328,13 +333,14 @@ impl Index {
         id
     }
 
-    /// Returns the messages below `parent` with this loose hash.
+    /// Returns the child nodes of `parent` whose message has the hash `key`, which ignores white
+    /// space around the content.
     pub(crate) fn matching_nodes(&self, parent: NodeId, key: Key) -> &[NodeId] {
         self.below.get(&(parent, key)).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether a message with this loose hash is somewhere below `above`. Checks only the
-    /// first 16 candidates.
+    /// Returns whether a message with the hash `key`, which ignores white space around the content,
+    /// is anywhere below `above`. Checks only the first 16 candidates.
     pub(crate) fn is_message_below(&self, root: usize, above: NodeId, key: Key) -> bool {
         const MAX_CANDIDATES: usize = 16;
         let depth = self.node(above).depth;
@@ -345,7 +351,8 @@ impl Index {
         })
     }
 
-    /// Returns the completions that made these calls, sorted and without duplicates.
+    /// Returns the nodes of the completions that made the tool calls `ids`, sorted and without
+    /// duplicates.
     pub(crate) fn callers(&self, root: usize, ids: &[String]) -> Vec<NodeId> {
         let found = ids.iter().filter_map(|id| self.by_call.get(&(root, id.clone())));
         let mut callers: Vec<NodeId> = found.flatten().copied().collect();
@@ -354,9 +361,9 @@ impl Index {
         callers
     }
 
-    /// Merges the calls of a recorded completion that a client sends in separate messages, each
+    /// Merges tool calls of one recorded completion that a client sends in separate messages, each
     /// before its result, into one message before all results. Returns `None` if the messages have
-    /// no such calls.
+    /// no such tool calls.
     pub(crate) fn merge_separate_calls(
         &self,
         root: usize,
@@ -380,8 +387,8 @@ impl Index {
         gathered
     }
 
-    /// Merges the calls of the completion that `first` starts. Returns the message with all calls,
-    /// their results, and the number of messages merged.
+    /// Merges the tool calls of the completion that starts with the message `first`. Returns the
+    /// message with all tool calls, their results, and the number of messages merged.
     fn merge_calls_at(
         &self,
         root: usize,
@@ -425,7 +432,7 @@ impl Index {
     }
 }
 
-/// Returns a completion with the text that the client has appended.
+/// Returns the assistant message `written` with the text `rest`, which the client has appended.
 pub(crate) fn append_text(written: &Message, rest: &str) -> Message {
     Message::assistant(format!("{}{rest}", written.content.as_str()))
 }

@@ -5,18 +5,18 @@ use levade_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::canonical::CanonicalForm;
-use crate::index::{Hit, Index, NodeId, Party, Root};
+use crate::index::{HistoryMatch, Index, NodeId, Party, Root};
 
 /// Relation of a prompt to the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// The prompt repeats no completion: a conversation starts.
+    /// The prompt repeats no completion, so it starts a conversation.
     #[serde(rename = "began")]
     Started,
-    /// The prompt repeats all of its recorded history, and continues it.
+    /// The prompt repeats a complete recorded history and continues it.
     Continued,
-    /// The prompt differs from the recorded history.
+    /// The prompt repeats a part of the recorded history and then differs from it.
     Forked(Fork),
 }
 
@@ -29,50 +29,51 @@ pub struct Fork {
     pub reason: Reason,
 }
 
-/// Reason for a fork.
+/// Reason why a request forks from the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The same prompt was sent before.
+    /// The client sent the same prompt before.
     #[serde(rename = "asked_again")]
     Repeated,
-    /// Another message follows the same history.
+    /// Another message was sent after the same history before.
     Branched,
-    /// The instructions at the start differ.
+    /// The instructions at the start of the conversation differ.
     System,
     /// The tools differ from the tools of the recorded history.
     Tools,
-    /// A message of the past has changed.
+    /// A recorded message has changed.
     Edited,
-    /// Messages of the past, or its end, are missing.
+    /// Recorded messages are missing, or the end of the recorded history.
     Shortened,
     /// An assistant message differs from the recorded completion.
     #[serde(rename = "reply_edited")]
     CompletionEdited,
-    /// The tool calls of a completion have changed.
+    /// The tool calls of a recorded completion have changed.
     CallsEdited,
-    /// The arguments of a completion's call are no longer a JSON object, for example because they
-    /// were truncated.
+    /// The arguments of a tool call in a recorded completion are no longer a JSON object, for
+    /// example because they were truncated.
     #[serde(rename = "calls_cut")]
     CallsTruncated,
-    /// The reasoning of a completion has changed.
+    /// The reasoning of a recorded completion has changed.
     #[serde(rename = "thought_edited")]
     ReasoningEdited,
-    /// The text next to the tool calls of a completion is missing.
+    /// The text next to the tool calls of a recorded completion is missing.
     TextLost,
-    /// The client sent the tool calls of a completion back as text.
+    /// The client sent the tool calls of a recorded completion back as text.
     CallsAsText,
-    /// Several completions were merged into one message.
+    /// The client merged several recorded completions into one message.
     Merged,
-    /// A completion is at another position than recorded.
+    /// A recorded completion is at another position than recorded.
     Reordered,
-    /// An assistant message was not sampled here.
+    /// An assistant message was not recorded as a completion.
     Unrecorded,
-    /// The chat template renders the past differently, and `history = "template"` follows it.
+    /// The chat template renders recorded history differently, and with `history = "template"` the
+    /// prompt follows the template.
     Reprinted,
-    /// The context policy dropped the oldest turns.
+    /// The context policy omitted the oldest turns.
     ContextDropped,
-    /// The context policy shortened messages in the middle.
+    /// The context policy truncated messages in the middle.
     ContextTruncated,
     /// The context policy replaced the oldest turns by a summary.
     #[serde(rename = "context_summarised")]
@@ -80,7 +81,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the reason as text.
+    /// Returns a description of the reason for users.
     pub fn description(self) -> &'static str {
         match self {
             Reason::Repeated => "the same prompt was requested again",
@@ -117,13 +118,13 @@ impl Reason {
 }
 
 impl Index {
-    /// Returns the origin of a request that repeats a history up to `hit`. `root` and `hit` are
-    /// `None` if its party has no history with these tools.
+    /// Returns the origin of a request that repeats the history up to `hit`. `root` and `hit` are
+    /// `None` if its agent and policy have no recorded history with these tools.
     pub(crate) fn origin(
         &self,
         party: Party,
         root: Option<usize>,
-        hit: Option<Hit>,
+        hit: Option<HistoryMatch>,
         requested: &[(&Message, CanonicalForm)],
     ) -> Origin {
         if hit.is_none_or(|hit| hit.messages == 0)
@@ -181,8 +182,8 @@ impl Index {
         if hit.completion.is_none() { Origin::Started } else { forked(at, Reason::Branched) }
     }
 
-    /// Returns whether the party has had the same conversation with other tools: the messages
-    /// repeat one of its completions, or all of them are recorded.
+    /// Returns whether the agent and policy have had the same conversation with other tools: the
+    /// messages repeat a completion of this conversation, or all of them are recorded.
     fn knows_with_other_tools(
         &self,
         party: Party,
@@ -196,8 +197,8 @@ impl Index {
             .any(|hit| hit.completion.is_some() || hit.messages == requested.len())
     }
 
-    /// Returns whether the message after different instructions is one that follows the recorded
-    /// instructions.
+    /// Returns whether a request differs from the recorded history only in its instructions: the
+    /// message after them also follows the recorded instructions.
     fn other_system(
         &self,
         root: NodeId,
@@ -215,8 +216,8 @@ impl Index {
             })
     }
 
-    /// Returns why an assistant message is not a completion recorded below `above`. `rest` follows
-    /// the message.
+    /// Returns the reason why an assistant message does not match a completion recorded below
+    /// `above`. `rest` are the messages after it.
     fn mismatch_reason(
         &self,
         root: usize,

@@ -10,39 +10,40 @@ use std::collections::HashMap;
 
 use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 
-/// A position in a trajectory: a segment and the number of its tokens before the position. The
-/// number is at least 1 unless the segment is empty.
+/// A position in a trajectory: a segment, and the number of the segment's tokens before the
+/// position. The number is at least 1 unless the segment is empty.
 pub(crate) type Position = (SegmentId, u32);
 
-/// Agent and policy that the tokens belong to.
+/// Agent and policy to which tokens belong.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Owner<'a> {
+pub(crate) struct TokenOwner<'a> {
     /// Number of the pair of agent and policy. Different pairs share no root.
     pub party: u32,
     pub agent: &'a str,
     pub policy: &'a str,
 }
 
-/// The context segments of a trajectory, indexed by their start.
+/// Index of a trajectory's context segments by their start.
 #[derive(Debug, Default)]
 pub(crate) struct ContextTokens {
-    /// Segments by the position that they follow (or the party at a root) and their first token.
+    /// Context segments, by the position that they follow (or the party at a root) and their first
+    /// token.
     below: HashMap<(Result<Position, u32>, u32), SegmentId>,
-    /// One-token segments that repeat the last token of a prompt which ends within another segment,
-    /// by the position of that end.
+    /// Segments of one token that repeat the last token of a prompt which ends within another
+    /// segment, by the position of this end.
     ends: HashMap<Position, SegmentId>,
 }
 
 impl ContextTokens {
     /// Adds `tokens` as context after `position`. Returns the segment at whose end the added tokens
-    /// end. Returns `None` if there are no tokens and no position.
+    /// end, or `None` if there are no tokens and no position.
     ///
     /// # Errors
     /// Returns the errors of [`Trajectory::push`].
     pub(crate) fn add(
         &mut self,
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         position: Option<Position>,
         tokens: &[u32],
         turn: u32,
@@ -60,16 +61,16 @@ impl ContextTokens {
         self.add_rest(trajectory, owner, position, &tokens[at..], turn)
     }
 
-    /// Adds `tokens` as a sequence from the root, sharing the prefix that it has in common with the
-    /// sequence to `leaf`. Returns the segment at whose end the added sequence ends, if any. Work
-    /// grows with the length of the sequence to `leaf`.
+    /// Adds `tokens` as a sequence from the root, which shares its common prefix with the sequence
+    /// that ends at `leaf`. Returns the segment at whose end the added sequence ends, or `None` if
+    /// it has no tokens. Work grows with the length of the sequence to `leaf`.
     ///
     /// # Errors
     /// Returns the errors of [`Trajectory::push`].
     pub(crate) fn branch(
         &mut self,
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         leaf: SegmentId,
         tokens: &[u32],
         turn: u32,
@@ -89,11 +90,12 @@ impl ContextTokens {
         self.add(trajectory, owner, position, &tokens[at..], turn)
     }
 
-    /// Adds the tokens that are not stored yet.
+    /// Adds the end of a sequence, whose tokens are not stored yet, after `position`. Returns the
+    /// segment at whose end the sequence ends.
     fn add_rest(
         &mut self,
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         position: Option<Position>,
         tokens: &[u32],
         turn: u32,
@@ -123,7 +125,8 @@ impl ContextTokens {
         Ok(Some(end))
     }
 
-    /// Returns the token before `position` if `position` is within a segment, not at its end.
+    /// Returns the token before `position` if `position` is within a segment, or `None` if it is at
+    /// a segment's end.
     fn token_before(trajectory: &Trajectory, position: Option<Position>) -> Option<u32> {
         let (segment, after) = position?;
         let tokens = &trajectory.segments()[segment.0 as usize].tokens;
@@ -132,7 +135,7 @@ impl ContextTokens {
 
     fn push(
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         position: Option<Position>,
         tokens: Vec<u32>,
         turn: u32,
@@ -150,7 +153,7 @@ impl ContextTokens {
     }
 }
 
-/// Returns the length of the common prefix.
+/// Returns the length of the common prefix of two token sequences.
 fn common_prefix_length(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

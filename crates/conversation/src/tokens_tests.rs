@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const OWNER: Owner<'static> = Owner { party: 0, agent: "a", policy: "p" };
+const OWNER: TokenOwner<'static> = TokenOwner { party: 0, agent: "a", policy: "p" };
 
 fn push_completion(
     trajectory: &mut Trajectory,
@@ -56,7 +56,7 @@ fn prompts_share_common_prefixes() {
     );
     // Another party has its own roots.
     let mut give = |party, tokens: &[u32]| {
-        let owner = Owner { party, ..OWNER };
+        let owner = TokenOwner { party, ..OWNER };
         context_tokens.add(&mut trajectory, owner, None, tokens, 0).unwrap()
     };
     let theirs = give(1, &[1, 2, 3, 4]).unwrap();

@@ -20,19 +20,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::origin::Reason;
 
-/// Policy for prompts that exceed their budget.
+/// Context policy: the treatment of prompts that exceed their token budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
-    /// The call fails, like a call that exceeds the model's context.
+    /// The call fails, as if the prompt exceeded the model's context.
     #[default]
     Fail,
-    /// Shortens the longest tool results and user messages in the middle, and drops the oldest
-    /// turns if that is not enough.
+    /// The longest tool results and user messages are truncated in the middle. If that is not
+    /// enough, the oldest turns are omitted.
     TruncateMiddle,
-    /// Drops the oldest turns.
+    /// The oldest turns are omitted.
     DropOldest,
-    /// Drops the oldest turns, and adds a summary of them after the task.
+    /// The oldest turns are omitted, and a summary of them is added after the task.
     #[serde(rename = "summarise")]
     Summarize,
 }
@@ -42,9 +42,9 @@ pub enum Overflow {
 pub struct Budget {
     /// Maximum number of tokens of a prompt.
     pub max_tokens: usize,
-    /// Policy for prompts with more tokens.
+    /// Context policy for prompts with more tokens.
     pub overflow: Overflow,
-    /// Number of newest turns that are not changed, at least 1.
+    /// Number of the newest turns that are never changed. Must be at least 1.
     pub keep: usize,
 }
 
@@ -59,7 +59,7 @@ impl Budget {
 }
 
 impl Overflow {
-    /// Returns the reason of a fork that this policy causes.
+    /// Returns the reason of the forks that this context policy causes.
     pub(crate) fn reason(self) -> Reason {
         match self {
             Overflow::TruncateMiddle => Reason::ContextTruncated,
@@ -69,46 +69,47 @@ impl Overflow {
     }
 }
 
-/// Minimum number of bytes that remain of a shortened message.
+/// Minimum number of bytes that remain of a truncated message.
 const MIN_BYTES: usize = 128;
 /// Upper bound on the length in bytes of the note that replaces omitted text.
 const MAX_NOTE_BYTES: usize = 64;
-/// Estimated number of bytes that a template renders around a message.
+/// Estimated number of bytes that a chat template renders around a message.
 const MESSAGE_OVERHEAD: usize = 24;
 
-/// Heading before a summary of removed turns.
+/// Heading before the summary of omitted turns.
 const SUMMARY_HEADING: &str = "Summary of the part of this conversation that was left out:";
 
-/// Messages of a history to omit and to shorten, by their indices.
+/// Truncation of a message history: the messages to omit and to shorten, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Truncation {
-    /// Messages from the end of the opening to this index, exclusive, are omitted.
+    /// Index at which the omitted messages end. They start after the opening; the message at this
+    /// index is kept.
     pub upto: usize,
-    /// Maximum number of content bytes, by message index.
+    /// Maximum number of content bytes of shortened messages, by message index.
     pub shortened: BTreeMap<usize, usize>,
-    /// Summary that replaces the omitted messages, if any.
+    /// Summary that replaces the omitted messages. `None` if no text replaces them.
     pub summary: Option<String>,
 }
 
-/// Returns the number of messages before the first completion.
+/// Returns the number of messages before the first assistant message (the opening).
 pub(crate) fn opening(messages: &[Message]) -> usize {
     messages.iter().position(|message| message.role == Role::Assistant).unwrap_or(messages.len())
 }
 
-/// Returns the indices at which the turns after the opening start. A turn is a completion, in one
-/// or several messages, and all messages up to the next completion.
+/// Returns the indices at which the turns after the opening start. A turn consists of a completion,
+/// in one or several messages, and all messages up to the next completion.
 fn turn_starts(messages: &[Message]) -> Vec<usize> {
     let completions = |at: usize| messages[at].role == Role::Assistant;
     (0..messages.len()).filter(|&at| completions(at) && (at == 0 || !completions(at - 1))).collect()
 }
 
 impl Truncation {
-    /// Returns whether the cut changes nothing.
+    /// Returns whether the truncation changes no message.
     pub(crate) fn is_none(&self) -> bool {
         self.upto == 0 && self.shortened.is_empty()
     }
 
-    /// Returns the remaining messages, shortened by this cut.
+    /// Returns the messages that remain after the truncation.
     pub(crate) fn apply(&self, messages: &[Message]) -> Vec<Message> {
         let opening = opening(messages);
         let mut kept = messages[..opening].to_vec();
@@ -133,7 +134,7 @@ impl Truncation {
         kept
     }
 
-    /// Returns the estimated size in bytes of a message after this cut.
+    /// Returns the estimated size of a message after the truncation, in bytes.
     fn size(&self, at: usize, message: &Message) -> usize {
         let content = self
             .shortened
@@ -154,9 +155,9 @@ impl Truncation {
             + MESSAGE_OVERHEAD
     }
 
-    /// Extends the cut of a history whose prompt, with the present cut, has `found` tokens. Returns
-    /// the range of newly omitted messages, and the number of bytes that is about half of the
-    /// budget. Returns `None` if no other message can be omitted or shortened.
+    /// Extends the truncation of a history whose prompt still has `found` tokens. Returns the range
+    /// of newly omitted messages, and the number of bytes that is about half of the budget. Returns
+    /// `None` if no other message can be omitted or shortened.
     pub(crate) fn extend(
         &mut self,
         messages: &[Message],
@@ -202,8 +203,8 @@ impl Truncation {
         changed.then_some((from..upto, target))
     }
 
-    /// Shortens the longest contents in a range to the same length, to save `excess` bytes if
-    /// possible. Returns the number of bytes saved.
+    /// Shortens the longest contents in a range of messages to the same length, to save `excess`
+    /// bytes if possible. Returns the number of bytes saved.
     fn shorten(&mut self, messages: &[Message], range: Range<usize>, excess: usize) -> usize {
         let mut long: Vec<(usize, usize)> = range
             .filter_map(|at: usize| {
@@ -238,13 +239,13 @@ impl Truncation {
     }
 }
 
-/// Returns the length in bytes of a value as JSON.
+/// Returns the length of a value's JSON text, in bytes.
 fn json_length(value: &impl Serialize) -> usize {
     serde_json::to_string(value).map_or(0, |text| text.len())
 }
 
-/// Returns the start and the end of a text, with `max_tokens` bytes together, around a note about
-/// the omitted characters.
+/// Shortens a text to its start and its end, together `max_bytes` bytes, around a note about the
+/// omitted characters.
 fn shorten_text(text: &str, max_bytes: usize) -> String {
     if text.len() <= max_bytes + MAX_NOTE_BYTES {
         return text.to_owned();
@@ -255,8 +256,8 @@ fn shorten_text(text: &str, max_bytes: usize) -> String {
     format!("{}\n[{omitted_count} characters left out]\n{}", &text[..head], &text[tail..])
 }
 
-/// Returns messages as one text of at most about `max_tokens` bytes, for a model that summarizes
-/// them. `before` is the summary of earlier messages.
+/// Formats messages as one text of at most about `max_bytes` bytes, which a model summarizes.
+/// `before` is the summary of earlier messages.
 pub(crate) fn transcript(before: Option<&str>, messages: &[Message], max_bytes: usize) -> String {
     let mut text = before
         .map_or_else(String::new, |before| format!("summary of what came before: {before}\n\n"));
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn further_returns_half_budget_in_bytes() {
+    fn extend_returns_half_of_budget_in_bytes() {
         let messages = messages_from("uatata");
         let tool = ToolSpec {
             name: "look".into(),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{CallPattern, Gateway, Model, Options, Route, SessionOptions, serve};
+use levade_gateway::{CallPattern, Gateway, GatewayOptions, Model, Route, SessionOptions, serve};
 use levade_policy::SamplingParams;
 use levade_text::testing::{IM_END, tiny_chat};
 
@@ -38,13 +38,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         SamplingRule::Default(SamplingParams { max_tokens: 4096, ..SamplingParams::default() }),
     );
     let model = Model { party: Arc::new(party.clone()), created: 0 };
-    let gateway = Gateway::new(vec![model], Options::default());
+    let gateway = Gateway::new(vec![model], GatewayOptions::default());
     let party = Arc::new(Party { agent: "default".into(), ..party });
-    let session = gateway.open(SessionOptions {
+    let session = gateway.open_session(SessionOptions {
         rollout: "tried".into(),
         attempt: "tried".into(),
         routes: vec![Route { party, pattern: CallPattern::default() }],
-        recorder: gateway.recorder("tried", (0, 0), (u32::MAX, usize::MAX)),
+        recorder: gateway.new_recorder("tried", (0, 0), (u32::MAX, usize::MAX)),
         rewards: false,
     });
     let listener = tokio::net::TcpListener::bind(&address).await?;

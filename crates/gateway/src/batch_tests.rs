@@ -3,11 +3,11 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use serde_json::json;
 
-use crate::Options;
+use crate::GatewayOptions;
 use crate::testing::{CONTEXT, LIMITS, Limits, TestGateway};
 
 #[tokio::test]
-async fn rejected_prompt_leaves_body_unrecorded() {
+async fn rejected_prompt_leaves_batch_unrecorded() {
     // The first completions end long before the last prompt is checked, and the other way round.
     for served in [
         || TestGateway::simulated(3),
@@ -52,11 +52,11 @@ async fn attempt_limit_rejects_all_prompts() {
 }
 
 #[tokio::test]
-async fn body_can_have_more_prompts_than_permits() {
+async fn batch_can_have_more_prompts_than_permits() {
     let served = TestGateway::paced_with(
         &["Yes."],
         Duration::from_millis(1),
-        Options { running: 1, ..Options::default() },
+        GatewayOptions { running: 1, ..GatewayOptions::default() },
     );
     let response = served.post("/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).await;
     assert_eq!(response.json()["choices"].as_array().map(Vec::len), Some(3), "{}", response.text);

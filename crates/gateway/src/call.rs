@@ -2,17 +2,17 @@
 
 use levade_call::{Input, Request};
 
-/// Request of a client, with the name of the requested model.
+/// A client's request for completions, with the name of the requested model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     /// Name of the requested model. Can be empty.
     pub model: String,
-    /// Request without the model's name.
+    /// Prompt, tools and sampling options of the request.
     pub request: Request,
 }
 
 impl Call {
-    /// Creates a call with default options.
+    /// Creates a call of `model` with the prompt `input` and default options.
     pub fn new(model: impl Into<String>, input: Input) -> Self {
         Call { model: model.into(), request: Request::new(input) }
     }

@@ -14,27 +14,27 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, read};
-use crate::openai::respond;
+use crate::http::{IncomingRequest, parse_json_body};
+use crate::openai::build_response;
 use crate::session::{NO_REWARDS, Reward, Session};
 use crate::session_host::{EndRequest, EndedSession, HostedSession, SessionHost};
 
-/// A started session. It contains secrets and has no `Debug`.
+/// Response body that describes a started session. It contains secret keys and has no `Debug`.
 #[derive(Serialize)]
 struct StartedSession<'a> {
     session_id: &'a str,
-    /// Key of the session's calls, rewards and end.
+    /// API key for the session's calls, for its rewards, and for ending the session.
     api_key: &'a str,
-    /// Key for rewards only.
+    /// API key that permits only posting rewards to the session.
     reward_key: &'a str,
-    /// Path of the session's endpoint below the server's address.
+    /// URL path of the session's endpoint, relative to the server's address.
     path: String,
-    /// Task that the server has chosen.
+    /// Task that the server has chosen. `None` if the client chooses its task.
     #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<Value>,
 }
 
-/// Reward of a session.
+/// Request body with which a client sets the reward of a session.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RewardRequest {
@@ -53,17 +53,21 @@ struct RewardRequest {
 }
 
 /// Handles `POST /rl/start_session`.
-pub(crate) async fn start(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn start_session(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let started = async {
-        let host = host(&gateway)?;
+        let host = require_session_host(&gateway)?;
         let caller = incoming.caller?;
         if caller.session.is_some() {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                "this key belongs to a session; start another one with a key of the server",
+                "the key belongs to a session; start another session with a key of the server",
             ));
         }
-        let HostedSession { session, task } = host.start(read_or_default(&incoming.body?)?).await?;
+        let HostedSession { session, task } =
+            host.start(parse_or_default(&incoming.body?)?).await?;
         Ok(json!(StartedSession {
             session_id: &session.options.attempt,
             api_key: session.key(),
@@ -72,15 +76,19 @@ pub(crate) async fn start(State(gateway): State<Gateway>, incoming: IncomingRequ
             task,
         }))
     };
-    respond(started.await)
+    build_response(started.await)
 }
 
 /// Handles `POST /rl/set_reward`.
-pub(crate) async fn reward(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn set_reward(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let set = async {
-        let host = host(&gateway)?;
+        let host = require_session_host(&gateway)?;
         let (found, body) = (incoming.caller?.session, incoming.body?);
-        let RewardRequest { reward, session_id, name, agent, turn, interaction_id } = read(&body)?;
+        let RewardRequest { reward, session_id, name, agent, turn, interaction_id } =
+            parse_json_body(&body)?;
         if interaction_id.is_some() {
             return Err(ApiError::field(
                 "interaction_id",
@@ -88,21 +96,24 @@ pub(crate) async fn reward(State(gateway): State<Gateway>, incoming: IncomingReq
                  from 0, as `turn`, or leave it out to reward the session",
             ));
         }
-        let session = session_of(&*host, found, session_id.as_deref())?;
+        let session = find_session(&*host, found, session_id.as_deref())?;
         if !session.options.rewards {
             return Err(ApiError::new(ErrorKind::Forbidden, NO_REWARDS));
         }
         let name = name.unwrap_or_else(|| "reward".to_owned());
-        session.reward(Reward { value: reward, name, agent, turn })?;
+        session.add_reward(Reward { value: reward, name, agent, turn })?;
         Ok(json!({ "message": "success" }))
     };
-    respond(set.await)
+    build_response(set.await)
 }
 
 /// Handles `POST /rl/end_session`.
-pub(crate) async fn end(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn end_session(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ended = async {
-        let host = host(&gateway)?;
+        let host = require_session_host(&gateway)?;
         let found = incoming.caller?.session;
         if found.as_ref().is_some_and(|session| {
             incoming.key.as_ref().is_some_and(|key| !session.key.matches(key))
@@ -112,25 +123,26 @@ pub(crate) async fn end(State(gateway): State<Gateway>, incoming: IncomingReques
                 "this key permits only rewards; end the session with its key for calls",
             ));
         }
-        let end: EndRequest = read_or_default(&incoming.body?)?;
-        let session = session_of(&*host, found, end.session_id.as_deref())?;
+        let end: EndRequest = parse_or_default(&incoming.body?)?;
+        let session = find_session(&*host, found, end.session_id.as_deref())?;
         let EndedSession { attempt, interaction_count } = host.end(&session, end).await?;
         Ok(json!({
             "message": "success", "attempt": attempt, "interaction_count": interaction_count,
         }))
     };
-    respond(ended.await)
+    build_response(ended.await)
 }
 
-fn host(gateway: &Gateway) -> Result<Arc<dyn SessionHost>, ApiError> {
-    gateway.host().ok_or_else(|| {
+fn require_session_host(gateway: &Gateway) -> Result<Arc<dyn SessionHost>, ApiError> {
+    gateway.session_host().ok_or_else(|| {
         let message = "this server records no sessions; start it with --record DIR";
         ApiError::new(ErrorKind::NotFound, message)
     })
 }
 
-/// Returns the session of the caller's key or, for a key of the server, the one that `id` names.
-fn session_of(
+/// Returns the session that a request refers to: `found`, the session of the request's key, or the
+/// session named `id` if the request has a key of the server.
+fn find_session(
     host: &dyn SessionHost,
     found: Option<Arc<Session>>,
     id: Option<&str>,
@@ -140,7 +152,7 @@ fn session_of(
         (Some(session), Some(id)) if session.options.attempt == id => Ok(session),
         (Some(_), Some(id)) => Err(ApiError::new(
             ErrorKind::Forbidden,
-            format!("this key belongs to another session than {id}"),
+            format!("the key belongs to another session than {id}; send the key of that session"),
         )),
         (None, Some(id)) => host.find(id).ok_or_else(|| {
             let message = format!("there is no open session {id:?}");
@@ -156,7 +168,7 @@ fn session_of(
     }
 }
 
-/// Parses a body as JSON. An empty body counts as an empty object.
-fn read_or_default<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
-    if body.is_empty() { Ok(T::default()) } else { read(body) }
+/// Parses a request body as JSON. An empty body counts as an empty object.
+fn parse_or_default<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
+    if body.is_empty() { Ok(T::default()) } else { parse_json_body(body) }
 }

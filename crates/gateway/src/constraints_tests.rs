@@ -53,7 +53,7 @@ async fn forced_calls_resolve_schema_references_in_every_api() {
 }
 
 #[tokio::test]
-async fn unsupported_keywords_are_omitted_or_rejected_by_name() {
+async fn unsupported_schema_keywords_are_omitted_or_named_in_error() {
     let served = TestGateway::with_grammars(60);
     let odd = json!({ "type": "object", "properties": { "v": { "type": "array", "items": { "const": 1 }, "uniqueItems": true, "maxItems": 1 } } });
     let tools = |strict: Value| json!([{ "name": "fine", "parameters": pointing() }, { "name": "odd", "parameters": odd, "strict": strict }]);

@@ -521,7 +521,7 @@ fn texts() -> Vec<&'static str> {
 
 proptest! {
     #[test]
-    fn any_body_gets_response_in_api_format(
+    fn any_request_body_gets_response_in_api_format(
         requests in prop::collection::vec(request(), 1..4),
         first in 0..12usize,
         simulated in any::<bool>(),
@@ -544,7 +544,7 @@ proptest! {
     }
 
     #[test]
-    fn any_path_reaches_only_attempt_of_key(
+    fn request_reaches_only_attempt_of_its_key(
         segments in prop::collection::vec(prop::sample::select(vec![
             "v1", "rollout", "attempt", "agent", "r", "a", "b", "default", "chat", "completions", "messages", "responses", "models",
             "generate", "reward", "tokenize", "metrics", "health", "", ".", "..", "%2e%2e", "%2F", "%00", "%ff", "%C3%A9", "%", "{attempt}",

@@ -15,29 +15,30 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::call::Call;
 use crate::key;
-use crate::responses::Memory;
-use crate::route::{choose, find_party};
+use crate::responses::ResponseMemory;
+use crate::route::{choose_route, find_party};
 use crate::session::{Session, SessionOptions};
 use crate::session_host::{EndRequest, SessionHost};
 
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// Keys for calls outside of sessions, each of which must have one, and for starting sessions.
-    /// If empty, such calls need no key.
+pub struct GatewayOptions {
+    /// API keys for starting sessions and for calls outside of sessions. A call outside of sessions
+    /// must have one of these keys. If the list is empty, it needs no key.
     pub keys: Vec<String>,
-    /// Whether calls outside of sessions are accepted.
+    /// Whether the gateway accepts calls outside of sessions.
     pub open: bool,
     /// Hosts that the gateway accepts as its own if a request needs no key, and origins whose pages
     /// can call the gateway.
     pub access: Access,
-    /// Maximum number of calls that run at once. Values below 1 mean 1.
+    /// Maximum number of calls that sample at the same time. Values below 1 mean 1.
     pub running: usize,
-    /// Maximum number of calls that wait for a permit. Further calls are rejected with status 429.
+    /// Maximum number of calls in the queue for a permit to run. Further calls are rejected with
+    /// status 429.
     pub waiting: usize,
     /// Maximum size of a request body in bytes.
     pub body_bytes: usize,
-    /// Timeout for the wait for a permit.
+    /// Maximum time that a call waits for a permit to run.
     pub permit_timeout: Duration,
     /// Time for which a call of a session continues after its client disconnected, so that the
     /// client can reconnect.
@@ -46,9 +47,9 @@ pub struct Options {
     pub ping: Duration,
 }
 
-impl Default for Options {
+impl Default for GatewayOptions {
     fn default() -> Self {
-        Options {
+        GatewayOptions {
             keys: Vec::new(),
             open: true,
             access: Access::default(),
@@ -71,47 +72,50 @@ pub struct Model {
     pub created: u64,
 }
 
-/// Origin of a request.
+/// Sender of a request: the attempt and agent, or the person and conversation, that the request
+/// belongs to.
 #[derive(Clone, Default)]
 pub struct Caller {
-    /// Session of the attempt whose key the request has. `None` outside of attempts.
+    /// Session that the request's key belongs to. `None` if the call is outside of attempts.
     pub session: Option<Arc<Session>>,
-    /// Name of the agent in the request's path or headers, if the request has one.
+    /// Name of the agent in the request's path or headers. `None` if the request names no agent.
     pub agent: Option<String>,
-    /// Hash of the path and the complete body. `None` until the body is read.
+    /// Hash of the request's path and body. `None` until the body has been read.
     pub body: Option<u128>,
     /// Whether the client marks the request as a retry.
     pub retries: bool,
-    /// Id of the conversation in the header `x-session-id`, for calls outside of attempts.
+    /// Id of the conversation from the header `x-session-id`. Only for calls outside of attempts.
     pub traffic_id: Option<String>,
-    /// Key of the person who makes the call, in the header `x-person-id`.
+    /// Key of the person who makes the call, from the header `x-person-id`. `None` if the header is
+    /// absent.
     pub person: Option<String>,
 }
 
-/// Endpoints of models and attempts. Clones share one state.
+/// HTTP server of model APIs, for attempts and for calls outside of attempts. Clones share one
+/// state.
 #[derive(Clone)]
-pub struct Gateway(pub(crate) Arc<Inner>);
+pub struct Gateway(pub(crate) Arc<GatewayInner>);
 
-pub(crate) struct Inner {
-    pub options: Options,
+pub(crate) struct GatewayInner {
+    pub options: GatewayOptions,
     models: RwLock<Vec<Model>>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    /// Host of the sessions that clients start. Unset if they cannot start any.
+    /// Host of the sessions that clients start. Unset if clients cannot start sessions.
     host: OnceLock<Weak<dyn SessionHost>>,
     slots: Arc<Semaphore>,
     /// Number of calls that wait for a permit.
     pub waiting: AtomicU64,
-    /// Number of calls that joined an earlier equal call.
+    /// Number of repeated calls that joined an earlier call with the same body.
     pub rejoined: AtomicU64,
     pub metrics: Arc<CallMetrics>,
-    /// Responses outside of sessions, by id, for clients that continue a response.
-    pub responses: Mutex<Memory>,
+    /// Stored responses of calls outside of sessions, by id, so that later calls can continue them.
+    pub responses: Mutex<ResponseMemory>,
 }
 
 impl Gateway {
     /// Creates a gateway that serves `models` outside of attempts.
-    pub fn new(models: Vec<Model>, options: Options) -> Self {
-        Gateway(Arc::new(Inner {
+    pub fn new(models: Vec<Model>, options: GatewayOptions) -> Self {
+        Gateway(Arc::new(GatewayInner {
             slots: Arc::new(Semaphore::new(options.running.clamp(1, Semaphore::MAX_PERMITS))),
             options,
             models: RwLock::new(models),
@@ -124,14 +128,16 @@ impl Gateway {
         }))
     }
 
-    /// Returns the models that are served outside of attempts, in their order.
+    /// Returns the models that the gateway serves outside of attempts, in the order in which they
+    /// were passed.
     pub fn models(&self) -> Vec<Model> {
         self.0.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the model named `name`. If there is only one model, `default` and the empty name
-    /// also refer to that model, because the clients of no provider can omit the name.
-    pub(crate) fn model(&self, name: &str) -> Result<Model, ApiError> {
+    /// Returns the model named `name`. If the gateway serves only one model, the names `default`
+    /// and `""` also refer to that model, because many clients require a model name and others send
+    /// none.
+    pub(crate) fn find_model(&self, name: &str) -> Result<Model, ApiError> {
         let models = self.models();
         if let Some(model) = models.iter().find(|model| model.party.model == name) {
             return Ok(model.clone());
@@ -144,8 +150,8 @@ impl Gateway {
         Err(ApiError { kind: ErrorKind::NotFound, message, param: Some("model".into()) })
     }
 
-    /// Opens the endpoint of an attempt. The session has new random keys.
-    pub fn open(&self, options: SessionOptions) -> Arc<Session> {
+    /// Creates a session for an attempt, with new random keys, and serves its endpoint.
+    pub fn open_session(&self, options: SessionOptions) -> Arc<Session> {
         let attempt = options.attempt.clone();
         let session = Arc::new(Session::new(options));
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,29 +159,29 @@ impl Gateway {
         session
     }
 
-    /// Lets clients start sessions, which `host` records, until the host is dropped. Only the first
-    /// call has an effect.
+    /// Lets clients start sessions, until `host` is dropped. `host` records these sessions. Only
+    /// the first call of this function has an effect.
     pub fn set_session_host(&self, host: &Arc<dyn SessionHost>) {
         let _ = self.0.host.set(Arc::downgrade(host));
     }
 
-    /// Returns the host of the sessions that clients start, if there is one.
-    pub(crate) fn host(&self) -> Option<Arc<dyn SessionHost>> {
+    /// Returns the host of the sessions that clients start, or `None` if it is unset or was
+    /// dropped.
+    pub(crate) fn session_host(&self) -> Option<Arc<dyn SessionHost>> {
         self.0.host.get()?.upgrade()
     }
 
-    /// Removes the session of a finished attempt. From now on, requests with its keys get status
-    /// 410.
-    pub fn forget(&self, session: &Session) {
+    /// Removes the session of a finished attempt. Later requests with its keys get status 410.
+    pub fn forget_session(&self, session: &Session) {
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.remove(&session.options.attempt);
     }
 
     /// Returns the session that the key `text` belongs to, or `None` if `text` does not have the
-    /// format of an attempt's key. The caller must check whether the key is for calls or for
-    /// rewards.
-    pub(crate) fn session_of(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
-        let Some(attempt) = key::attempt_of(text) else { return Ok(None) };
+    /// format of an attempt's key. The key can be the session's key for calls or its key for
+    /// rewards; the caller must check which.
+    pub(crate) fn find_session_by_key(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
+        let Some(attempt) = key::attempt_name(text) else { return Ok(None) };
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = sessions.get(attempt) else {
             let message = format!(
@@ -187,30 +193,30 @@ impl Gateway {
         if !session.key.matches(text) && !session.reward_key.matches(text) {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
-                "the key is not valid for the attempt that it names",
+                "the key names an attempt, but is not valid for it; send the attempt's own key",
             ));
         }
         Ok(Some(Arc::clone(session)))
     }
 
-    /// Creates a call id that is unique among all processes.
-    pub(crate) fn call_id(&self) -> String {
+    /// Creates a call id that is unique across all processes.
+    pub(crate) fn new_call_id(&self) -> String {
         self.0.metrics.next_id()
     }
 
     /// Counts a request field that is ignored, and logs its first occurrence.
-    pub(crate) fn unknown_field(&self, api: &str, field: &str) {
+    pub(crate) fn count_unknown_field(&self, api: &str, field: &str) {
         self.0.metrics.count_ignored_field(api, field);
     }
 
-    /// Returns the ignored request fields, with the number of their occurrences.
+    /// Returns the names of ignored request fields, each with the number of its occurrences.
     pub fn unknown_fields(&self) -> BTreeMap<String, u64> {
         self.0.metrics.ignored_fields()
     }
 
-    /// Creates a recorder for a session. `calls` and `tokens` limit the calls and the sampled
-    /// tokens of the attempt.
-    pub fn recorder(
+    /// Creates a recorder for the session of the attempt named `attempt`. `calls` and `tokens` are
+    /// the maximum numbers of calls and of sampled tokens of the attempt.
+    pub fn new_recorder(
         &self,
         attempt: &str,
         (seed, stream): (u64, u64),
@@ -229,17 +235,18 @@ impl Gateway {
         })
     }
 
-    /// Starts a call and returns a reader of its events. If a call has no reader left, the call is
-    /// aborted: immediately, or after a grace period if the call belongs to an attempt.
+    /// Starts a call and returns a reader of its events. If all readers of a call are dropped, the
+    /// call is aborted: immediately, or after a grace period if the call belongs to an attempt.
     ///
     /// # Errors
-    /// Returns an error if the request is rejected. In this case nothing is recorded.
+    /// Returns an error if the request is rejected. A rejected request is not recorded.
     pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, ApiError> {
-        self.call_in(caller, call, None).await
+        self.call_in_batch(caller, call, None).await
     }
 
-    /// Starts a call that is recorded only together with the remaining calls of its batch.
-    pub(crate) async fn call_in(
+    /// Starts a call. If `batch` is set, the call is recorded only if every other call of its batch
+    /// starts, too.
+    pub(crate) async fn call_in_batch(
         &self,
         caller: &Caller,
         call: Call,
@@ -251,7 +258,7 @@ impl Gateway {
             self.0.rejoined.fetch_add(1, Ordering::Relaxed);
             return Ok(earlier.read());
         }
-        let started = self.start(caller, call, batch).await;
+        let started = self.start_call(caller, call, batch).await;
         if let Err(error) = &started {
             self.0.metrics.failed.fetch_add(1, Ordering::Relaxed);
             if let Some(session) = &caller.session {
@@ -261,24 +268,24 @@ impl Gateway {
         started
     }
 
-    async fn start(
+    async fn start_call(
         &self,
         caller: &Caller,
         call: Call,
         batch: Option<BatchMembership>,
     ) -> Result<Reader, ApiError> {
-        let party = self.party(caller, &call)?;
+        let party = self.find_party(caller, &call)?;
         let permit = self.acquire_permit().await?;
         let options = CallOptions { permit: Some(Box::new(permit)), batch };
         if caller.session.is_none()
-            && let Some(host) = self.host()
+            && let Some(host) = self.session_host()
             && let Some(session) = {
                 let Caller { traffic_id, person, .. } = caller;
                 let seed = call.request.sampling.seed;
                 host.traffic(traffic_id.as_deref(), person.as_deref(), seed).await?
             }
         {
-            let route = choose(&session.options.routes, None, &call);
+            let route = choose_route(&session.options.routes, None, &call);
             let party = route.map_or(party, |route| Arc::clone(&route.party));
             let reader = levade_call::call(session.recorder(), &party, call.request, options).await;
             if caller.traffic_id.is_none() {
@@ -298,18 +305,18 @@ impl Gateway {
         };
         let reader = levade_call::call(session.recorder(), &party, call.request, options).await?;
         if let Some(body) = caller.body {
-            session.keep(body, reader.transcript());
+            session.remember_call(body, reader.transcript());
         }
         Ok(reader)
     }
 
-    /// Returns the party that answers a call.
+    /// Returns the party (model and sampling settings) that answers a call.
     ///
     /// # Errors
     /// Returns an [`ErrorKind::NotFound`] error if there is no such agent or model.
-    pub(crate) fn party(&self, caller: &Caller, call: &Call) -> Result<Arc<Party>, ApiError> {
+    pub(crate) fn find_party(&self, caller: &Caller, call: &Call) -> Result<Arc<Party>, ApiError> {
         let Some(session) = &caller.session else {
-            return Ok(Arc::clone(&self.model(&call.model)?.party));
+            return Ok(Arc::clone(&self.find_model(&call.model)?.party));
         };
         let routes = &session.options.routes;
         find_party(routes, caller.agent.as_deref(), call).ok_or_else(|| {
@@ -323,25 +330,28 @@ impl Gateway {
         })
     }
 
-    /// Returns the party that answers calls to the model `name`.
-    pub(crate) fn party_of_model(
+    /// Returns the party (model and sampling settings) that answers calls to the model `name`.
+    pub(crate) fn find_party_for_model(
         &self,
         caller: &Caller,
         name: &str,
     ) -> Result<Arc<Party>, ApiError> {
-        self.party(caller, &Call::new(name, Input::Tokens(Vec::new())))
+        self.find_party(caller, &Call::new(name, Input::Tokens(Vec::new())))
     }
 
-    /// Returns the chat of the party that answers a call.
+    /// Returns the chat format (template and tokenizer) of the party that answers a call.
     ///
     /// # Errors
     /// Returns an error if there is no such agent or model, or if the party is an external chat
     /// API.
-    pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
-        Ok(Arc::clone(self.party(caller, call)?.tokens()?.format.chat()))
+    pub(crate) fn find_chat(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
+        Ok(Arc::clone(self.find_party(caller, call)?.tokens()?.format.chat()))
     }
 
-    /// Waits for one of the permits that limit the number of running calls.
+    /// Waits for a permit to run a call. The number of permits limits the number of running calls.
+    ///
+    /// # Errors
+    /// Returns an error if the queue is full, if the wait times out, or if the gateway shuts down.
     pub(crate) async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let slots = Arc::clone(&self.0.slots);
         if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
@@ -355,7 +365,7 @@ impl Gateway {
                 format!("the queue is full with {} waiting calls; retry later", options.waiting);
             return Err(ApiError::new(ErrorKind::Busy(Duration::from_secs(1)), message));
         }
-        let _waiter = Waiter(self);
+        let _waiter = PermitWaiter(self);
         match tokio::time::timeout(options.permit_timeout, slots.acquire_owned()).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => {
@@ -372,10 +382,10 @@ impl Gateway {
     }
 }
 
-/// Counts a call as waiting for a permit until dropped.
-struct Waiter<'a>(&'a Gateway);
+/// Guard that counts a call as waiting for a permit until the guard is dropped.
+struct PermitWaiter<'a>(&'a Gateway);
 
-impl Drop for Waiter<'_> {
+impl Drop for PermitWaiter<'_> {
     fn drop(&mut self) {
         self.0.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }

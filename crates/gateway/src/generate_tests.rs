@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
-use crate::Options;
+use crate::GatewayOptions;
 use crate::testing::{Limits, OUTSIDE_KEY, TestGateway};
 
 const CALL: &str =
@@ -47,7 +47,7 @@ fn joined_deltas(text: &str) -> (String, String, Vec<Value>, String) {
 }
 
 #[tokio::test]
-async fn stream_equals_complete_response() {
+async fn streamed_response_equals_complete_response() {
     let script = ["<think>Hm.</think>", CALL].concat();
     let served = TestGateway::scripted(&[&script]);
     let mut body = question("1.5 + 2?");
@@ -159,7 +159,7 @@ async fn modified_completion_text_continues_conversation() {
 }
 
 #[tokio::test]
-async fn keys_authenticate_and_paths_do_not() {
+async fn api_key_authenticates_but_path_does_not() {
     let served = TestGateway::scripted(&["Yes."]);
     let body = question("?").to_string();
     let status = async |path: &str, key: &str| served.send("POST", path, key, &body).await.status;
@@ -182,7 +182,7 @@ async fn keys_authenticate_and_paths_do_not() {
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.calls.len(), 1);
     assert_eq!(status(CHAT, &key).await, StatusCode::GONE);
-    served.gateway.forget(&served.session);
+    served.gateway.forget_session(&served.session);
     assert_eq!(
         status(CHAT, &key).await,
         StatusCode::GONE,
@@ -304,7 +304,7 @@ async fn call_after_broken_connection_is_sampled_once() {
 
 /// Uses a TCP connection, because an HTTP server does not poll a body further than its length.
 #[tokio::test]
-async fn equal_call_after_complete_response_is_separate() {
+async fn repeated_call_after_complete_response_is_sampled_again() {
     let served = TestGateway::scripted(&["One.", "Two."]);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -345,7 +345,7 @@ async fn failed_call_is_sampled_again_on_retry() {
 
 #[tokio::test]
 async fn aborted_call_is_sampled_again_on_late_retry() {
-    let options = Options { grace: Duration::from_millis(20), ..Options::default() };
+    let options = GatewayOptions { grace: Duration::from_millis(20), ..GatewayOptions::default() };
     let long = "x".repeat(3000);
     let served =
         TestGateway::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
@@ -371,7 +371,7 @@ async fn aborted_call_is_sampled_again_on_late_retry() {
 }
 
 #[tokio::test]
-async fn concurrent_equal_calls_are_separate() {
+async fn concurrent_equal_calls_are_sampled_separately() {
     let served = TestGateway::paced(&["A.", "B."], Duration::from_millis(2));
     let body = question("Say something.").to_string();
     let key = served.session.key().to_owned();
@@ -389,7 +389,7 @@ fn content_of(response: &Value) -> Value {
 
 #[tokio::test]
 async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
-    let options = Options { grace: Duration::from_millis(20), ..Options::default() };
+    let options = GatewayOptions { grace: Duration::from_millis(20), ..GatewayOptions::default() };
     let served =
         TestGateway::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
     let key = served.session.key().to_owned();
@@ -431,7 +431,7 @@ async fn close_aborts_calls_in_flight() {
 
 #[tokio::test]
 async fn full_queue_returns_429() {
-    let options = Options { running: 1, waiting: 1, ..Options::default() };
+    let options = GatewayOptions { running: 1, waiting: 1, ..GatewayOptions::default() };
     let served =
         TestGateway::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
     let body = question("?").to_string();
@@ -474,7 +474,7 @@ async fn attempt_limits_reject_further_calls() {
 
 #[tokio::test]
 async fn waiting_client_receives_keep_alive() {
-    let options = Options { ping: Duration::from_millis(10), ..Options::default() };
+    let options = GatewayOptions { ping: Duration::from_millis(10), ..GatewayOptions::default() };
     let served = TestGateway::paced_with(&["Yes."], Duration::from_millis(30), options);
     let mut body = question("?");
     let full_response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;

@@ -122,7 +122,7 @@ async fn tokenize_parses_special_tokens_unless_disabled() {
 }
 
 #[tokio::test]
-async fn only_template_variables_as_served_are_accepted() {
+async fn changed_template_variables_are_rejected() {
     let served = TestGateway::scripted(&["Yes."]);
     for (variables, status) in [
         (json!({}), StatusCode::OK),

@@ -14,105 +14,110 @@ use serde_json::{Value, json};
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
-use crate::http::{IncomingRequest, json as document};
-use crate::openai::respond;
+use crate::http::{IncomingRequest, json_response as document};
+use crate::openai::build_response;
 use crate::route::Route;
 use levade_call::{ApiError, ErrorKind, TokenBackend};
 
-/// Timeout for sampling a probe's token, and for reading the version of a sampler's weights.
+/// Timeout for the token that a health check samples, and for reading the version of a sampler's
+/// weights.
 const PROBE: Duration = Duration::from_secs(20);
 
-/// Query parameters of a request about a model. An empty name means the first model.
+/// Query parameter that names a model. An empty name means the first model.
 #[derive(Deserialize)]
 pub(crate) struct ModelQuery {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
 }
 
-/// Handles `GET /version`.
-pub(crate) async fn version() -> Response {
+/// Handles `GET /version`, which returns the version of Levade.
+pub(crate) async fn get_version() -> Response {
     document(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
 /// Handles `GET /health_generate`: samples one token from every local model that the caller can
 /// call.
-pub(crate) async fn health_generate(
+pub(crate) async fn check_generation(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
     let probed = async {
         let (caller, _) = incoming.into_call()?;
         // External chat APIs are not probed, because their completions may cost money.
-        for model in models(&gateway, &caller).iter().filter(|model| model.party.tokens().is_ok()) {
-            probe(model).await?;
+        for model in
+            callable_models(&gateway, &caller).iter().filter(|model| model.party.tokens().is_ok())
+        {
+            probe_model(model).await?;
         }
         Ok(json!({}))
     };
-    respond(probed.await)
+    build_response(probed.await)
 }
 
-/// Handles `GET /model_info`, and `/get_model_info`, its earlier name.
-pub(crate) async fn model_info(
+/// Handles `GET /model_info`, and `GET /get_model_info`, which is the earlier name of the same
+/// endpoint.
+pub(crate) async fn get_model_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
     let reported = async {
-        let model = model(&gateway, incoming, &query)?;
+        let model = find_model(&gateway, incoming, &query)?;
         Ok(json!({
             "model_path": model.party.model,
             "tokenizer_path": model.party.model,
             "is_generation": true,
             "preferred_sampling_params": null,
-            "weight_version": weights(&model).await?,
+            "weight_version": read_weight_version(&model).await?,
             "has_image_understanding": false,
             "has_audio_understanding": false,
         }))
     };
-    respond(reported.await)
+    build_response(reported.await)
 }
 
-/// Handles `GET /server_info`, and `/get_server_info`, its earlier name.
-pub(crate) async fn server_info(
+/// Handles `GET /server_info`, and `GET /get_server_info`, which is the earlier name of the same
+/// endpoint.
+pub(crate) async fn get_server_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
     let reported = async {
-        let model = model(&gateway, incoming, &query)?;
+        let model = find_model(&gateway, incoming, &query)?;
         Ok(json!({
             "model_path": model.party.model,
             "served_model_name": model.party.model,
             "version": env!("CARGO_PKG_VERSION"),
             "context_length": model.party.tokens()?.context,
             "max_running_requests": gateway.0.options.running,
-            "weight_version": weights(&model).await?,
+            "weight_version": read_weight_version(&model).await?,
         }))
     };
-    respond(reported.await)
+    build_response(reported.await)
 }
 
-/// Handles `GET /weight_info`.
-pub(crate) async fn weight_info(
+/// Handles `GET /weight_info`, which returns the version of a model's weights.
+pub(crate) async fn get_weight_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
     let reported = async {
-        let model = model(&gateway, incoming, &query)?;
-        Ok(json!({ "weight_version": weights(&model).await? }))
+        let model = find_model(&gateway, incoming, &query)?;
+        Ok(json!({ "weight_version": read_weight_version(&model).await? }))
     };
-    respond(reported.await)
+    build_response(reported.await)
 }
 
 /// Handles `GET /tokenizer_info`: returns the special tokens and the chat template under the names
 /// that a tokenizer's configuration uses.
-pub(crate) async fn tokenizer_info(
+pub(crate) async fn get_tokenizer_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
-    respond(model(&gateway, incoming, &query).and_then(|model| {
+    build_response(find_model(&gateway, incoming, &query).and_then(|model| {
         let model = model.party.tokens()?;
         let chat = model.format.chat();
         let tokenizer = chat.tokenizer();
@@ -130,9 +135,9 @@ pub(crate) async fn tokenizer_info(
     }))
 }
 
-/// Returns the models that a caller can call: those of its attempt, or all models outside of
-/// attempts.
-pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
+/// Returns the models that a caller can call: the models of the caller's attempt, or all models
+/// outside of attempts.
+pub(crate) fn callable_models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     let Some(session) = &caller.session else { return gateway.models() };
     let mut found: Vec<Model> = Vec::new();
     for Route { party, .. } in &session.options.routes {
@@ -143,25 +148,25 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     found
 }
 
-/// Returns the model that `query` names, or the first model that the caller can call if `query`
-/// names none.
-fn model(
+/// Returns the model that `query` names. If `query` names no model, returns the first model that
+/// the sender of the request can call.
+fn find_model(
     gateway: &Gateway,
     incoming: IncomingRequest,
     query: &ModelQuery,
 ) -> Result<Model, ApiError> {
     let (caller, _) = incoming.into_call()?;
-    let mut models = models(gateway, &caller);
+    let mut models = callable_models(gateway, &caller);
     let index =
         models.iter().position(|model| query.model.is_empty() || model.party.model == query.model);
     match index {
         Some(index) => Ok(models.swap_remove(index)),
-        None => gateway.model(&query.model),
+        None => gateway.find_model(&query.model),
     }
 }
 
-/// Returns the version of the weights that a model currently samples with.
-async fn weights(model: &Model) -> Result<String, ApiError> {
+/// Returns the version of the weights with which a model currently samples, as text.
+async fn read_weight_version(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
     let found = with_sampler_timeout(sampler, PROBE, sampler.version()).await;
     Ok(found
@@ -175,8 +180,8 @@ async fn weights(model: &Model) -> Result<String, ApiError> {
         .to_string())
 }
 
-/// Samples one token from a model.
-async fn probe(model: &Model) -> Result<(), ApiError> {
+/// Samples one token from a model, to check that the model works.
+async fn probe_model(model: &Model) -> Result<(), ApiError> {
     let TokenBackend { sampler, format, .. } = model.party.tokens()?;
     let tokenizer = format.chat().tokenizer();
     let first = tokenizer.bos().or(tokenizer.eos().first().copied()).unwrap_or(0);
@@ -193,7 +198,7 @@ async fn probe(model: &Model) -> Result<(), ApiError> {
     with_sampler_timeout(&**sampler, PROBE, probed).await.ok_or_else(|| {
         ApiError::new(
             ErrorKind::Deadline,
-            format!("{:?} sampled no token within {PROBE:?}", model.party.model),
+            format!("the model {:?} sampled no token within {PROBE:?}", model.party.model),
         )
     })??;
     Ok(())

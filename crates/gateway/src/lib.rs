@@ -17,7 +17,7 @@
 //!
 //! use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 //! use levade_conversation::{Format, Options as History};
-//! use levade_gateway::{CallPattern, Gateway, Options, Route, SessionOptions, serve};
+//! use levade_gateway::{CallPattern, Gateway, GatewayOptions, Route, SessionOptions, serve};
 //! use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
 //! use levade_text::testing;
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,13 +32,13 @@
 //!     PartyLimits { context: 1024, timeout: Duration::from_secs(10) },
 //!     SamplingRule::Default(SamplingParams { max_tokens: 8, ..SamplingParams::default() }),
 //! );
-//! let gateway = Gateway::new(Vec::new(), Options::default());
+//! let gateway = Gateway::new(Vec::new(), GatewayOptions::default());
 //! // The endpoint of one attempt, which has its own key.
-//! let session = gateway.open(SessionOptions {
+//! let session = gateway.open_session(SessionOptions {
 //!     rollout: "task-1".into(),
 //!     attempt: "attempt-1".into(),
 //!     routes: vec![Route { party: Arc::new(party), pattern: CallPattern::default() }],
-//!     recorder: gateway.recorder("attempt-1", (1, 2), (100, 1000)),
+//!     recorder: gateway.new_recorder("attempt-1", (1, 2), (100, 1000)),
 //!     rewards: false,
 //! });
 //! let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -137,7 +137,7 @@ mod testing;
 mod training_tests;
 
 pub use call::Call;
-pub use gateway::{Caller, Gateway, Model, Options};
+pub use gateway::{Caller, Gateway, GatewayOptions, Model};
 pub use http::serve;
 pub use route::{CallPattern, Route};
 pub use session::{Reward, Session, SessionOptions};

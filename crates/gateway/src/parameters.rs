@@ -2,19 +2,19 @@
 
 use serde_json::{Map, Value, json};
 
-/// Returns the JSON schema of a tool's parameters. An object is returned unchanged, and null
+/// Converts the parameters of a tool into a JSON schema. An object is returned unchanged, and null
 /// becomes a schema without parameters. A list of `{"name", "type", "description", "required"}`,
 /// which Qwen-Agent sends, is converted to a schema.
 ///
 /// # Errors
-/// Returns a message without a subject if `parameters` is none of these. The caller puts the tool's
-/// name before the message.
-pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
+/// Returns a message that starts with "the parameters" if `parameters` has another type. The caller
+/// puts the tool's name before the message.
+pub(crate) fn parameters_to_schema(parameters: &Value) -> Result<Value, String> {
     match parameters {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),
         Value::Object(_) => Ok(parameters.clone()),
         Value::Array(listed) => schema_from_list(listed),
-        other => Err(format!("are {other}, not a JSON schema of an object")),
+        other => Err(format!("the parameters are {other}, not a JSON schema of an object")),
     }
 }
 
@@ -25,7 +25,7 @@ fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
         let named =
             item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));
         let Some((name, fields)) = named else {
-            return Err(format!("are a list whose item {at} has no name: {item}"));
+            return Err(format!("the parameters are a list whose item {at} has no name: {item}"));
         };
         let mut schema = fields.clone();
         schema.remove("name");
@@ -35,11 +35,13 @@ fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
             Some(list @ Value::Array(_)) => drop(schema.insert("required".into(), list)),
             None | Some(Value::Bool(false) | Value::Null) => {}
             Some(other) => {
-                return Err(format!("have {name:?} with required = {other}, not true or false"));
+                return Err(format!(
+                    "the parameter {name:?} has required = {other}, not true or false"
+                ));
             }
         }
         if properties.insert(name.to_owned(), Value::Object(schema)).is_some() {
-            return Err(format!("have {name:?} twice"));
+            return Err(format!("the parameters have {name:?} twice"));
         }
     }
     Ok(json!({ "type": "object", "properties": properties, "required": required }))
@@ -62,8 +64,8 @@ mod tests {
             },
             "required": ["city"],
         });
-        assert_eq!(schema(&listed), Ok(want));
-        assert_eq!(schema(&json!([])).unwrap()["properties"], json!({}));
+        assert_eq!(parameters_to_schema(&listed), Ok(want));
+        assert_eq!(parameters_to_schema(&json!([])).unwrap()["properties"], json!({}));
     }
 
     #[test]
@@ -75,7 +77,7 @@ mod tests {
             (json!([{ "name": "a", "required": "yes" }]), "required = \"yes\""),
             (json!("string"), "not a JSON schema"),
         ] {
-            let error = schema(&parameters).unwrap_err();
+            let error = parameters_to_schema(&parameters).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }

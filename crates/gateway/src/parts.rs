@@ -13,35 +13,36 @@ use serde_json::Value;
 
 use crate::gateway::Gateway;
 
-/// Text of a tool result that only reports that the tool failed.
+/// Text of a tool result that reports only that the tool failed, without a reason.
 pub(crate) const FAILED_RESULT: &str = "The tool failed.";
 
-/// Text of a message, joined from its parts.
+/// Text of a message content, joined from its parts.
 #[derive(Debug, Default)]
-struct PartsText {
+struct ContentText {
     text: String,
     /// Whether the last part was a document. A blank line separates a document from the text after
     /// it.
     after_document: bool,
 }
 
-impl PartsText {
-    /// Appends a text part.
-    fn text(&mut self, text: &str) {
+impl ContentText {
+    /// Appends the text of a text part.
+    fn push_text(&mut self, text: &str) {
         if std::mem::take(&mut self.after_document) && !text.is_empty() {
             self.text.push_str("\n\n");
         }
         self.text.push_str(text);
     }
 
-    /// Appends a document. Fields that are `None` or empty are omitted.
-    fn document<'a>(&mut self, fields: impl IntoIterator<Item = Option<&'a str>>) {
+    /// Appends a document, whose `fields` are joined by line breaks. Fields that are `None` or
+    /// empty are omitted.
+    fn push_document<'a>(&mut self, fields: impl IntoIterator<Item = Option<&'a str>>) {
         let fields: Vec<&str> =
             fields.into_iter().flatten().filter(|field| !field.is_empty()).collect();
         if !self.text.is_empty() && !self.after_document {
             self.text.push_str("\n\n");
         }
-        self.text(&fields.join("\n"));
+        self.push_text(&fields.join("\n"));
         self.after_document = true;
     }
 }
@@ -50,13 +51,13 @@ impl PartsText {
 #[derive(Clone, Copy)]
 pub(crate) struct ContentParser<'a> {
     pub gateway: &'a Gateway,
-    /// Name of the API under which unknown fields are counted.
+    /// Name of the API in the counters of unknown request fields.
     pub api: &'static str,
 }
 
 impl ContentParser<'_> {
-    /// Returns the content if it is a string. Otherwise calls `for_each_part` for every part, with
-    /// the part's type and path in the request, and returns `None`.
+    /// Returns `content` if it is a string. Otherwise calls `each` for every part, with the part's
+    /// type, the part and its path in the request, and returns `None`.
     pub(crate) fn for_each_part(
         self,
         content: &Value,
@@ -86,11 +87,11 @@ impl ContentParser<'_> {
         Ok(None)
     }
 
-    /// Parses a content of text, documents and search results.
-    pub(crate) fn text(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
-        let mut all = PartsText::default();
+    /// Parses a message content that may have only texts, text documents and search results.
+    pub(crate) fn parse_text(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
+        let mut all = ContentText::default();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
-            if self.add(kind, part, field_path, &mut all, false)? {
+            if self.add_text_part(kind, part, field_path, &mut all, false)? {
                 Ok(())
             } else {
                 Err(unsupported_part(kind, field_path, "text"))
@@ -99,33 +100,38 @@ impl ContentParser<'_> {
         Ok(plain_text.unwrap_or(all.text))
     }
 
-    /// Parses the content of a tool result. A part that cannot be shown is counted and replaced by
-    /// a line that names its type.
-    pub(crate) fn result(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
-        let mut all = PartsText::default();
+    /// Parses the content of a tool result. A part that a text model cannot read is counted and
+    /// replaced by a line that names its type.
+    pub(crate) fn parse_tool_result(
+        self,
+        content: &Value,
+        field_path: &str,
+    ) -> Result<String, ApiError> {
+        let mut all = ContentText::default();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
                 "" => return Err(unsupported_part(kind, field_path, "text")),
-                _ if self.add(kind, part, field_path, &mut all, true)? => {}
-                _ => self.add_hidden(kind, &mut all),
+                _ if self.add_text_part(kind, part, field_path, &mut all, true)? => {}
+                _ => self.add_hidden_part(kind, &mut all),
             }
             Ok(())
         })?;
         Ok(plain_text.unwrap_or(all.text))
     }
 
-    /// Parses a user message: first the tool results in their order, then the user's text.
-    pub(crate) fn user(
+    /// Parses a user message and appends its messages to `read`: first the tool results in their
+    /// order, then the user's text.
+    pub(crate) fn parse_user(
         self,
         content: &Value,
         field_path: &str,
         read: &mut Vec<Message>,
     ) -> Result<(), ApiError> {
-        let mut user_text = None::<PartsText>;
+        let mut user_text = None::<ContentText>;
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
-                "tool_result" => read.push(self.tool_result(part, field_path)?),
-                _ if self.add(
+                "tool_result" => read.push(self.parse_tool_result_part(part, field_path)?),
+                _ if self.add_text_part(
                     kind,
                     part,
                     field_path,
@@ -150,34 +156,40 @@ impl ContentParser<'_> {
         Ok(())
     }
 
-    fn tool_result(self, part: &Value, field_path: &str) -> Result<Message, ApiError> {
-        let id = field(part, "tool_use_id", field_path)?.to_owned();
+    fn parse_tool_result_part(self, part: &Value, field_path: &str) -> Result<Message, ApiError> {
+        let id = string_field(part, "tool_use_id", field_path)?.to_owned();
         let content = match &part["content"] {
             Value::Null => String::new(),
-            content => self.result(content, &format!("{field_path}.content"))?,
+            content => self.parse_tool_result(content, &format!("{field_path}.content"))?,
         };
         let failed = content.is_empty() && part["is_error"] == true;
         let content = if failed { FAILED_RESULT.to_owned() } else { content };
         Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
     }
 
-    /// Parses an assistant message: reasoning, text and tool calls, in any order. Parts that belong
-    /// to hosted tools are omitted and counted.
-    pub(crate) fn assistant(self, content: &Value, field_path: &str) -> Result<Message, ApiError> {
+    /// Parses an assistant message, which contains reasoning, text and tool calls in any order.
+    /// Parts that belong to hosted tools are omitted and counted.
+    pub(crate) fn parse_assistant(
+        self,
+        content: &Value,
+        field_path: &str,
+    ) -> Result<Message, ApiError> {
         let mut reasoning = String::new();
         let mut spoken_text = String::new();
         let mut calls = Vec::new();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
-                "thinking" if !part[kind].is_array() => reasoning += field(part, kind, field_path)?,
-                "thinking" | "reasoning" => reasoning += &reasoning_of(part),
+                "thinking" if !part[kind].is_array() => {
+                    reasoning += string_field(part, kind, field_path)?
+                }
+                "thinking" | "reasoning" => reasoning += &extract_reasoning(part),
                 // Only the provider that wrote this part can read it.
                 "redacted_thinking" => {}
-                "tool_use" => calls.push(call(part, field_path)?),
+                "tool_use" => calls.push(parse_tool_call(part, field_path)?),
                 hosted if is_hosted_part(hosted) => {
-                    self.gateway.unknown_field(self.api, &format!("content[type={hosted}]"));
+                    self.gateway.count_unknown_field(self.api, &format!("content[type={hosted}]"));
                 }
-                _ => match text_of(kind, part, field_path)? {
+                _ => match text_of_part(kind, part, field_path)? {
                     Some(text) => spoken_text += text,
                     None => {
                         return Err(unsupported_part(
@@ -197,48 +209,53 @@ impl ContentParser<'_> {
         })
     }
 
-    /// Appends a part that is a text, a textual document or a search result. Returns whether the
-    /// part is one of these. If `hides` is true, nested parts that cannot be shown are counted and
-    /// replaced by a line that names their type.
-    fn add(
+    /// Appends a part that is a text, a text document or a search result to `all`. Returns whether
+    /// the part has one of these types. If `hides` is true, nested parts that a text model cannot
+    /// read are counted and replaced by a line that names their type.
+    fn add_text_part(
         self,
         kind: &str,
         part: &Value,
         field_path: &str,
-        all: &mut PartsText,
+        all: &mut ContentText,
         hides: bool,
     ) -> Result<bool, ApiError> {
-        if let Some(text) = text_of(kind, part, field_path)? {
-            all.text(text);
+        if let Some(text) = text_of_part(kind, part, field_path)? {
+            all.push_text(text);
             return Ok(true);
         }
         let of = |name: &str| part[name].as_str();
         let inner = |content: &Value, field_path: &str| {
-            if hides { self.result(content, field_path) } else { self.text(content, field_path) }
+            if hides {
+                self.parse_tool_result(content, field_path)
+            } else {
+                self.parse_text(content, field_path)
+            }
         };
         match (kind, part["source"]["type"].as_str()) {
             ("document", Some("text")) => {
-                let data = field(&part["source"], "data", &format!("{field_path}.source"))?;
-                all.document([of("title"), of("context"), Some(data)]);
+                let data = string_field(&part["source"], "data", &format!("{field_path}.source"))?;
+                all.push_document([of("title"), of("context"), Some(data)]);
             }
             ("document", Some("content")) => {
                 let content =
                     inner(&part["source"]["content"], &format!("{field_path}.source.content"))?;
-                all.document([of("title"), of("context"), Some(&content)]);
+                all.push_document([of("title"), of("context"), Some(&content)]);
             }
             ("search_result", _) => {
                 let content = inner(&part["content"], &format!("{field_path}.content"))?;
-                all.document([of("title"), of("source"), Some(&content)]);
+                all.push_document([of("title"), of("source"), Some(&content)]);
             }
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// Counts a part that cannot be shown, and appends a line that names its type.
-    fn add_hidden(self, kind: &str, all: &mut PartsText) {
-        self.gateway.unknown_field(self.api, &format!("tool_result[type={kind}]"));
-        all.text("");
+    /// Counts a part that a text model cannot read, and appends a line that names its type to
+    /// `all`.
+    fn add_hidden_part(self, kind: &str, all: &mut ContentText) {
+        self.gateway.count_unknown_field(self.api, &format!("tool_result[type={kind}]"));
+        all.push_text("");
         if !all.text.is_empty() && !all.text.ends_with('\n') {
             all.text.push('\n');
         }
@@ -246,9 +263,9 @@ impl ContentParser<'_> {
     }
 }
 
-/// Returns whether chat completions do not define the type of a part, but [`ContentParser::user`]
-/// or [`ContentParser::assistant`] can parse it.
-pub(crate) fn is_foreign(part: &Value) -> bool {
+/// Returns whether the type of a content part is unknown in OpenAI's chat completions but known to
+/// [`ContentParser::parse_user`] or [`ContentParser::parse_assistant`].
+pub(crate) fn is_foreign_part(part: &Value) -> bool {
     const KINDS: [&str; 7] = [
         "document",
         "reasoning",
@@ -268,22 +285,26 @@ fn is_hosted_part(kind: &str) -> bool {
         || kind.ends_with("_tool_result") && kind != "tool_result"
 }
 
-/// Returns the reasoning text that a client sends as a string, a list of parts or a single part.
-pub(crate) fn reasoning_of(value: &Value) -> String {
+/// Returns the reasoning text in `value`, which is a string, a part, or a list of parts.
+pub(crate) fn extract_reasoning(value: &Value) -> String {
     const FIELDS: [&str; 5] = ["thinking", "text", "reasoning", "content", "summary"];
     match value {
         Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().map(reasoning_of).collect(),
+        Value::Array(parts) => parts.iter().map(extract_reasoning).collect(),
         Value::Object(fields) => {
-            let mut found = FIELDS.iter().filter_map(|name| fields.get(*name)).map(reasoning_of);
+            let mut found =
+                FIELDS.iter().filter_map(|name| fields.get(*name)).map(extract_reasoning);
             found.find(|text| !text.is_empty()).unwrap_or_default()
         }
         _ => String::new(),
     }
 }
 
-/// Returns a field of a part or an item. The field must be a string.
-pub(crate) fn field<'a>(
+/// Returns the field `name` of a content part or item.
+///
+/// # Errors
+/// Returns an error if the field is not a string.
+pub(crate) fn string_field<'a>(
     part: &'a Value,
     name: &str,
     field_path: &str,
@@ -295,8 +316,8 @@ pub(crate) fn field<'a>(
     })
 }
 
-/// Returns the text of a part, or `None` if the part has another type.
-pub(crate) fn text_of<'a>(
+/// Returns the text of a content part, or `None` if the part is not a text part.
+pub(crate) fn text_of_part<'a>(
     kind: &str,
     part: &'a Value,
     field_path: &str,
@@ -304,14 +325,15 @@ pub(crate) fn text_of<'a>(
     match (part, kind) {
         (Value::String(text), _) => Ok(Some(text)),
         (_, "text" | "input_text" | "output_text" | "summary_text") => {
-            field(part, "text", field_path).map(Some)
+            string_field(part, "text", field_path).map(Some)
         }
-        (_, "refusal") => field(part, "refusal", field_path).map(Some),
+        (_, "refusal") => string_field(part, "refusal", field_path).map(Some),
         _ => Ok(None),
     }
 }
 
-/// Returns the error for a part whose type is not supported. `known` lists the supported types.
+/// Returns the error for a content part whose type is not supported. `known` lists the supported
+/// types.
 pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> ApiError {
     let is_media =
         ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));
@@ -332,8 +354,9 @@ pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> Api
     ApiError::field(field_path, message)
 }
 
-fn call(part: &Value, field_path: &str) -> Result<ToolCall, ApiError> {
+fn parse_tool_call(part: &Value, field_path: &str) -> Result<ToolCall, ApiError> {
     let arguments = part.get("input").cloned().map(Arguments::from).unwrap_or_default();
-    let [id, name] = ["id", "name"].map(|name| field(part, name, field_path).map(str::to_owned));
+    let [id, name] =
+        ["id", "name"].map(|name| string_field(part, name, field_path).map(str::to_owned));
     Ok(ToolCall { id: id?, name: name?, arguments })
 }

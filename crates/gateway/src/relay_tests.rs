@@ -73,11 +73,11 @@ fn gateway_with_parrot(parrot: Parrot) -> (TestGateway, Arc<Session>, Arc<Parrot
     let mut routes = served.session.options.routes.clone();
     let pattern = CallPattern { models: vec!["api".into()], ..CallPattern::default() };
     routes.push(Route { party: Arc::new(judge), pattern });
-    let session = served.gateway.open(SessionOptions {
+    let session = served.gateway.open_session(SessionOptions {
         rollout: "r".into(),
         attempt: "mixed".into(),
         routes,
-        recorder: served.gateway.recorder("mixed", (1, 3), (LIMITS.calls, LIMITS.tokens)),
+        recorder: served.gateway.new_recorder("mixed", (1, 3), (LIMITS.calls, LIMITS.tokens)),
         rewards: false,
     });
     (served, session, parrot)

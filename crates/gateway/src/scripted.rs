@@ -9,14 +9,14 @@ use levade_policy::{
     FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
 };
 
-/// Sampler that returns scripted texts in their order, one per call, with one token per byte.
-/// Starts again after the last text.
+/// Sampler for tests that returns fixed texts in their order, one per call, with one token per
+/// byte. Starts again after the last text.
 #[derive(Debug)]
 pub struct ScriptedSampler {
     texts: Mutex<VecDeque<String>>,
-    /// Token that ends a completion.
+    /// Id of the token that ends a completion.
     end: u32,
-    /// Delay before each token.
+    /// Delay before each token. Zero if there is no delay.
     pace: Duration,
 }
 

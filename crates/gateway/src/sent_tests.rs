@@ -166,7 +166,7 @@ async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
 }
 
 #[tokio::test]
-async fn parts_keep_order_in_every_api() {
+async fn content_parts_keep_order_in_every_api() {
     let one = call(r#"{"a": "1"}"#);
     let two = call(r#"{"a": "2"}"#);
     for (text, want) in [
@@ -218,7 +218,7 @@ async fn arguments_are_equal_in_every_api_and_stream() {
 }
 
 #[tokio::test]
-async fn calls_are_text_without_permitted_tools() {
+async fn tool_calls_are_text_if_tools_are_not_permitted() {
     let one = call(r#"{"a": "1"}"#);
     let text = format!("<think>Hm.</think>One. {one} Two.");
     let want = ["thought Hm.", &format!("text One. {one} Two.")];
@@ -235,7 +235,7 @@ async fn calls_are_text_without_permitted_tools() {
 }
 
 #[tokio::test]
-async fn calls_without_tags_are_parsed_in_streams() {
+async fn untagged_tool_calls_are_parsed_in_streams() {
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
     let text = r#"<think>Hm.</think>So: {"name": "add", "arguments": {"a": "1"}}"#;
     for path in [CHAT, MESSAGES, RESPONSES] {
@@ -281,7 +281,7 @@ async fn template_error_is_returned_to_client() {
 }
 
 #[tokio::test]
-async fn text_keeps_surrounding_white_space() {
+async fn assistant_text_keeps_surrounding_white_space() {
     for text in ["  \n Hello. \n\n", "Hello.\n", "\tHello.", " \n"] {
         check(text, &json!({}), true, &[&format!("text {text}")]).await;
         // Whether the client sends the text back with or without its white space, it matches the
@@ -387,7 +387,7 @@ async fn format_fields_are_applied_or_rejected_in_every_api() {
 }
 
 #[tokio::test]
-async fn null_fields_are_absent() {
+async fn null_request_fields_count_as_absent() {
     let served = TestGateway::scripted(&["Yes."]);
     for (path, field, value) in [
         (CHAT, "stream_options", json!({ "include_usage": null })),
@@ -444,7 +444,7 @@ async fn unsupported_fields_are_accepted_with_neutral_value() {
 }
 
 #[tokio::test]
-async fn lone_surrogates_in_requests_are_rejected_by_name() {
+async fn lone_surrogates_are_rejected_with_field_name() {
     let served = TestGateway::scripted(&["Yes."]);
     for escaped in [r"\ud83d", r"x\ud800y", r"\udc00\ud83d", r"\udc00"] {
         for (path, body) in [

@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use levade_call::{ApiError, Recorder, Recording, Transcript};
 use serde::{Deserialize, Serialize};
 
-use crate::key::Key;
-use crate::responses::Memory;
+use crate::key::AttemptKey;
+use crate::responses::ResponseMemory;
 use crate::route::Route;
 
-/// Settings of a session.
+/// Settings of the session of an attempt.
 #[derive(Clone)]
 pub struct SessionOptions {
-    /// Name of the task's rollout in URLs.
+    /// Name of the task in URLs, as in `/rollout/NAME`.
     pub rollout: String,
     /// Name of the attempt in URLs, unique to this try.
     pub attempt: String,
-    /// Agents of the attempt. Must not be empty.
+    /// Agents of the attempt, with the rules that assign calls to them. Must not be empty.
     pub routes: Vec<Route>,
     /// Recorder of the attempt.
     pub recorder: Arc<Recorder>,
-    /// Whether the attempt's program can post rewards, with a separate key.
+    /// Whether the attempt's program can post rewards, with an API key of its own.
     pub rewards: bool,
 }
 
@@ -32,8 +32,8 @@ pub struct SessionOptions {
 pub struct Reward {
     /// Value of the reward.
     pub value: f64,
-    /// Reward dimension. Default: `reward`.
-    #[serde(default = "one_dimension")]
+    /// Name of the reward dimension. Default: `reward`.
+    #[serde(default = "default_dimension")]
     pub name: String,
     /// Agent that earned the reward. `None` means all agents.
     #[serde(default)]
@@ -43,57 +43,58 @@ pub struct Reward {
     pub turn: Option<u32>,
 }
 
-/// Error if the recipe has no scorer that takes rewards.
+/// Error message if a program posts a reward but the recipe has no scorer that takes rewards.
 pub(crate) const NO_REWARDS: &str = "this recipe accepts no rewards from programs; give it a \
                                      scorer with kind = \"program\" to accept them";
 
-fn one_dimension() -> String {
+fn default_dimension() -> String {
     "reward".into()
 }
 
-/// Endpoint of one attempt.
+/// Endpoint of one attempt: its API keys, its recorder, and the rewards posted to it.
 pub struct Session {
     pub(crate) options: SessionOptions,
-    pub(crate) key: Key,
-    pub(crate) reward_key: Key,
-    state: Mutex<State>,
+    pub(crate) key: AttemptKey,
+    pub(crate) reward_key: AttemptKey,
+    state: Mutex<SessionState>,
 }
 
 /// Mutable state of a session.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct SessionState {
     rewards: Vec<Reward>,
-    /// Calls by the hash of their path and body, with the time at which they started, for clients
-    /// that repeat a call.
+    /// Calls by the hash of their path and body, with their start times. A client that repeats a
+    /// call receives the events of the first call.
     repeats: HashMap<u128, Vec<(Instant, Arc<Transcript>)>>,
-    /// Responses by id, for clients that continue a response.
-    pub responses: Memory,
+    /// Stored responses by id, so that later calls can continue them.
+    pub responses: ResponseMemory,
 }
 
-/// Time after its start during which a call can be repeated, if a client has received its end.
+/// Time after a call's start during which a client can repeat the call and get its response again,
+/// even if a client has received the end.
 const REPEAT_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Session {
     pub(crate) fn new(options: SessionOptions) -> Self {
         Session {
-            key: Key::new(&options.attempt),
-            reward_key: Key::new(&options.attempt),
+            key: AttemptKey::new(&options.attempt),
+            reward_key: AttemptKey::new(&options.attempt),
             options,
             state: Mutex::default(),
         }
     }
 
-    /// Returns the key for calls of the attempt.
+    /// Returns the API key for calls of the attempt.
     pub fn key(&self) -> &str {
         self.key.text()
     }
 
-    /// Returns the key for posting rewards of the attempt.
+    /// Returns the API key for posting rewards of the attempt.
     pub fn reward_key(&self) -> &str {
         self.reward_key.text()
     }
 
-    /// Returns the URL path of the endpoint, without a trailing slash and without `/v1`.
+    /// Returns the URL path of the attempt's endpoint, without a trailing slash and without `/v1`.
     pub fn path(&self) -> String {
         format!("/rollout/{}/attempt/{}", self.options.rollout, self.options.attempt)
     }
@@ -103,15 +104,16 @@ impl Session {
         &self.options.recorder
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock_state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the transcript of an earlier call with the same body that no client reads now and
-    /// whose end no client has received. If there is none and `retries` is true, returns the newest
-    /// call with the same body. Failed calls are not returned, so that they are sampled again.
+    /// whose end no client has received. If there is no such call and `retries` is true, returns
+    /// the newest call with the same body. Failed calls are ignored, so that a repeated call is
+    /// sampled again.
     pub(crate) fn find_repeated(&self, body: u128, retries: bool) -> Option<Arc<Transcript>> {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let now = Instant::now();
         state.repeats.retain(|_, calls| {
             calls.retain(|(at, call)| !call.was_read() || now - *at < REPEAT_TIMEOUT);
@@ -123,13 +125,13 @@ impl Session {
         unread.or_else(|| calls.last().filter(|_| retries)).map(|(_, call)| Arc::clone(call))
     }
 
-    /// Remembers a call for clients that repeat it.
-    pub(crate) fn keep(&self, body: u128, call: &Arc<Transcript>) {
-        self.state().repeats.entry(body).or_default().push((Instant::now(), Arc::clone(call)));
+    /// Stores a call, so that a client that repeats the call receives the same events.
+    pub(crate) fn remember_call(&self, body: u128, call: &Arc<Transcript>) {
+        self.lock_state().repeats.entry(body).or_default().push((Instant::now(), Arc::clone(call)));
     }
 
-    /// Validates and adds a reward.
-    pub(crate) fn reward(&self, reward: Reward) -> Result<(), ApiError> {
+    /// Validates a posted reward and adds it to the session.
+    pub(crate) fn add_reward(&self, reward: Reward) -> Result<(), ApiError> {
         let recorder = self.recorder();
         recorder.check_open()?;
         if !reward.value.is_finite() {
@@ -154,7 +156,7 @@ impl Session {
                 format!("the call {turn} has not ended in this attempt; {made} calls have ended");
             return Err(ApiError::field("turn", message));
         }
-        self.state().rewards.push(reward);
+        self.lock_state().rewards.push(reward);
         Ok(())
     }
 
@@ -163,6 +165,6 @@ impl Session {
     /// posted.
     pub async fn close(&self, timeout: Duration) -> (Recording, Vec<Reward>) {
         let recorded = self.recorder().close(timeout).await;
-        (recorded, std::mem::take(&mut self.state().rewards))
+        (recorded, std::mem::take(&mut self.lock_state().rewards))
     }
 }

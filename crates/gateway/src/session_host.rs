@@ -12,18 +12,19 @@ use serde_json::{Map, Value};
 
 use crate::session::Session;
 
-/// Request to start a session. Every field is optional.
+/// Request body to start a session. Every field is optional.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StartRequest {
-    /// Id of the task. Sessions with the same id are attempts at the same task.
+    /// Id of the task. Sessions with the same task id are attempts at the same task.
     pub task_id: Option<String>,
     /// Fields of the task, such as `question` and `answer`, for scorers.
     pub task: Map<String, Value>,
-    /// Key of the person whom the session serves, by which it can be found and withdrawn.
+    /// Key of the person whom the session serves. Under this key, the recorded session can be found
+    /// and withdrawn.
     pub person: Option<String>,
-    /// Maximum wait for an attempt that needs an agent, in seconds, in 0..=60. A host that opens
-    /// sessions at once ignores it.
+    /// Maximum wait for an attempt that needs an agent, in seconds, in 0..=60. Ignored by hosts
+    /// that start sessions immediately.
     pub wait_seconds: f64,
 }
 
@@ -36,25 +37,27 @@ pub struct HostedSession {
     pub task: Option<Value>,
 }
 
-/// Request to end a session. Every field is optional.
+/// Request body to end a session. Every field is optional.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EndRequest {
-    /// Session to end, for callers with a key of the server instead of the session's key.
+    /// Id of the session to end. Only needed if the caller has a key of the server instead of the
+    /// session's key.
     pub session_id: Option<String>,
-    /// Final answer. `None` takes the content of the last completion.
+    /// Final answer of the attempt. If `None`, the content of the last completion is the final
+    /// answer.
     pub final_text: Option<String>,
-    /// Error of the agent. The session then counts as failed.
+    /// Error message of the agent. If set, the session counts as failed.
     pub error: Option<String>,
 }
 
 /// Result of a session that has ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EndedSession {
-    /// Id of the recorded attempt. `None` if no call was made in the session, which is then not
-    /// recorded as an attempt.
+    /// Id of the recorded attempt. `None` if the session had no calls and was therefore not
+    /// recorded.
     pub attempt: Option<String>,
-    /// Number of recorded calls.
+    /// Number of recorded calls of the session.
     pub interaction_count: usize,
 }
 
@@ -77,8 +80,8 @@ pub trait SessionHost: Send + Sync {
     async fn end(&self, session: &Session, end: EndRequest) -> Result<EndedSession, ApiError>;
 
     /// Returns the session that records a call outside of sessions: the open session of the
-    /// conversation `id` with `person`, or a new one, which samples with `seed` if the client sets
-    /// it. Returns `None` if such calls are not recorded.
+    /// conversation `id` with `person`, or a new session. A new session samples with `seed` if it
+    /// is set. Returns `None` if calls outside of sessions are not recorded.
     ///
     /// # Errors
     /// Returns an error if the session cannot be recorded.
@@ -89,7 +92,8 @@ pub trait SessionHost: Send + Sync {
         seed: Option<u64>,
     ) -> Result<Option<Arc<Session>>, ApiError>;
 
-    /// Returns the open session with this id: the id that [`start`](Self::start) returned, or that
-    /// of a conversation. Returns `None` if several people have a conversation with this id.
+    /// Returns the open session `id`. The id is that of a session from [`start`](Self::start), or
+    /// that of a conversation. Returns `None` if there is no such session, or if several people
+    /// have a conversation with this id.
     fn find(&self, id: &str) -> Option<Arc<Session>>;
 }

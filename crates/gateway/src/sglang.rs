@@ -16,23 +16,24 @@ use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    CollectedCompletion, Dialect, IncomingRequest, error_response, frame, gather_all,
-    json as document, read, write_response,
+    ApiDialect, CollectedCompletion, IncomingRequest, error_response, format_frame, gather_all,
+    json_response as document, parse_json_body, write_response,
 };
-use crate::openai::{self, finite, structured, weight_versions};
+use crate::openai::{self, clamp_logprob, structured, weight_version_spans};
 use levade_call::ApiError;
 use levade_call::Request as CallRequest;
 use levade_call::before_stop;
 use levade_call::{Constraint, Input};
 use levade_call::{End, Event, Head, Token};
 
-/// Name of the API under which unknown fields are counted.
+/// Name of SGLang's API in the counters of unknown request fields.
 const API: &str = "sglang";
 
-/// Maximum number of tokens of a completion if the request sets none.
+/// Maximum number of tokens of a completion if the request sets no maximum, as in SGLang.
 const MAX_NEW_TOKENS: usize = 128;
 
-/// One value for all prompts of a batch, or one value for each prompt.
+/// Request field that is either one value for all prompts of a batch or a list with one value for
+/// each prompt.
 #[derive(Clone, Deserialize)]
 #[serde(untagged, expecting = "must be one value, or a list with one value for each prompt")]
 enum PerPrompt<T> {
@@ -41,7 +42,8 @@ enum PerPrompt<T> {
 }
 
 impl<T: Clone> PerPrompt<T> {
-    /// Returns the value for the prompt with the index `at` among `count` prompts.
+    /// Returns the value for the prompt with the index `at`, in a batch of `count` prompts. `field`
+    /// names the request field in errors.
     fn value_for(&self, field: &str, at: usize, count: usize) -> Result<T, ApiError> {
         match self {
             PerPrompt::One(value) => Ok(value.clone()),
@@ -59,12 +61,12 @@ impl<T: Clone> PerPrompt<T> {
 
 /// Body of a request to `/generate`.
 #[derive(Deserialize)]
-struct Request {
+struct SglangRequest {
     model: Option<String>,
     lora_path: Option<String>,
     rid: Option<PerPrompt<String>>,
     text: Option<PerPrompt<String>>,
-    input_ids: Option<Ids>,
+    input_ids: Option<PromptIds>,
     sampling_params: Option<PerPrompt<Map<String, Value>>>,
     return_logprob: Option<PerPrompt<bool>>,
     logprob_start_len: Option<PerPrompt<i64>>,
@@ -75,10 +77,10 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// Prompts of a request, as token ids.
+/// Prompts of a request as token ids: one prompt or several.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "must be a list of token ids or a list of such lists")]
-enum Ids {
+enum PromptIds {
     One(Vec<u32>),
     Many(Vec<Vec<u32>>),
 }
@@ -90,7 +92,7 @@ pub(crate) async fn generate(
 ) -> Response {
     let ping = gateway.0.options.ping;
     let PreparedCalls { caller, mut calls, mut writers, is_batch, streams } =
-        match prepare(&gateway, incoming) {
+        match prepare_calls(&gateway, incoming) {
             Ok(prepared) => prepared,
             Err(found) => return error_response(&found, &openai::error_body(&found)),
         };
@@ -112,27 +114,29 @@ pub(crate) async fn generate(
     }
 }
 
-/// Calls of a validated request, with the writers of their responses.
+/// Model calls of a validated request, with the writers of their responses.
 struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
-    /// Writers of the responses, one for each call.
-    writers: Vec<Writer>,
+    /// Writers of the responses, one for each call, in the same order.
+    writers: Vec<SglangWriter>,
     is_batch: bool,
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls, ApiError> {
+fn prepare_calls(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls, ApiError> {
     let (caller, body) = incoming.into_call()?;
-    let mut request: Request = read(&body)?;
+    let mut request: SglangRequest = parse_json_body(&body)?;
     openai::check_fields(gateway, API, &request.rest)?;
     let (inputs, is_batch) = match (request.text.take(), request.input_ids.take()) {
         (Some(PerPrompt::One(text)), None) => (vec![Input::Text(text)], false),
         (Some(PerPrompt::Many(texts)), None) => {
             (texts.into_iter().map(Input::Text).collect(), true)
         }
-        (None, Some(Ids::One(ids))) => (vec![Input::Tokens(ids)], false),
-        (None, Some(Ids::Many(lists))) => (lists.into_iter().map(Input::Tokens).collect(), true),
+        (None, Some(PromptIds::One(ids))) => (vec![Input::Tokens(ids)], false),
+        (None, Some(PromptIds::Many(lists))) => {
+            (lists.into_iter().map(Input::Tokens).collect(), true)
+        }
         _ => return Err(ApiError::field("input_ids", "set either input_ids or text")),
     };
     if inputs.is_empty() {
@@ -153,14 +157,15 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     Ok(PreparedCalls { caller, calls, writers, is_batch, streams })
 }
 
-/// Returns the call with the index `at` among `count` calls, and the writer of its response.
+/// Creates the model call for the prompt with the index `at`, in a batch of `count` prompts, and
+/// the writer of its response.
 fn parse_call(
     gateway: &Gateway,
     caller: &Caller,
-    request: &Request,
+    request: &SglangRequest,
     input: Input,
     (at, count): (usize, usize),
-) -> Result<(Call, Writer), ApiError> {
+) -> Result<(Call, SglangWriter), ApiError> {
     fn optional_value_for<T: Clone>(
         each: Option<&PerPrompt<T>>,
         field: &str,
@@ -186,7 +191,7 @@ fn parse_call(
     }
     let requested = openai::take_sampling_fields(&mut params)?;
     openai::check_fields(gateway, "sglang.sampling_params", &params)?;
-    let mut sampling = requested.sampling()?;
+    let mut sampling = requested.to_sampling_options()?;
     sampling.max_tokens = sampling.max_tokens.or(Some(MAX_NEW_TOKENS));
     let logprobs =
         optional_value_for(request.return_logprob.as_ref(), "return_logprob", field_path)?
@@ -208,8 +213,8 @@ fn parse_call(
         ..CallRequest::new(input)
     };
     let call = Call { model, request: request_of_call };
-    let writer = Writer {
-        chat: gateway.chat_of(caller, &call)?,
+    let writer = SglangWriter {
+        chat: gateway.find_chat(caller, &call)?,
         rid: optional_value_for(request.rid.as_ref(), "rid", field_path)?,
         logprobs,
         start,
@@ -232,7 +237,7 @@ fn take_flag(params: &mut Map<String, Value>, name: &str, default: bool) -> Resu
     }
 }
 
-/// Returns the format constraint in the sampling parameters, and removes it from the parameters.
+/// Removes the format constraint from a request's sampling parameters and returns it.
 fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
     let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
     let schema = take("json_schema");
@@ -242,7 +247,7 @@ fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, A
         return Err(ApiError::field("sampling_params.ebnf", message));
     }
     let field = "sampling_params.json_schema";
-    let schema = schema.map(|schema| structured::json_schema(field, &schema)).transpose()?;
+    let schema = schema.map(|schema| structured::parse_json_schema(field, &schema)).transpose()?;
     let pattern = match pattern {
         None => None,
         Some(Value::String(pattern)) => Some(Constraint::Regex(pattern)),
@@ -254,23 +259,24 @@ fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, A
     structured::at_most_one(schema, pattern)
 }
 
-/// Writer of responses in SGLang's format.
-struct Writer {
+/// Writer of complete and streamed responses in SGLang's format.
+struct SglangWriter {
     chat: Arc<Chat>,
-    /// Client's id of the call. If `None`, the response contains the gateway's id.
+    /// Id that the client has assigned to the call. If `None`, the response contains the gateway's
+    /// id.
     rid: Option<String>,
     logprobs: bool,
     /// Index of the first prompt token whose log-probability is reported. `None` reports none.
     start: Option<usize>,
-    /// Number of alternatives per token.
+    /// Maximum number of alternatives per token in the log-probabilities of the response.
     top: usize,
-    /// Whether log-probabilities contain the texts of their tokens.
+    /// Whether entries of the log-probability lists contain the text of their token.
     texts: bool,
-    /// Whether the text omits special tokens.
+    /// Whether special tokens are omitted from the text.
     skip_special: bool,
-    /// Whether the text omits the stop string or stop token that ended the completion.
+    /// Whether the stop string or stop token that ended the completion is omitted from the text.
     trims: bool,
-    /// Output of each choice so far.
+    /// Output of each choice so far, by the choice's index.
     outputs: Vec<ChoiceOutput>,
 }
 
@@ -282,9 +288,9 @@ struct ChoiceOutput {
     tokens: Vec<Token>,
 }
 
-impl Writer {
+impl SglangWriter {
     /// Returns the text of a completion. `end` is `None` if the completion has not ended.
-    fn text(&self, tokens: &[Token], end: Option<&End>) -> String {
+    fn completion_text(&self, tokens: &[Token], end: Option<&End>) -> String {
         if let Some(end) = end.filter(|_| self.skip_special && self.trims) {
             return end.text.clone();
         }
@@ -306,46 +312,47 @@ impl Writer {
         text
     }
 
-    /// Returns a token with its log-probability. `logprob` is `None` for the first reported prompt
-    /// token.
-    fn triplet(&self, id: u32, logprob: Option<f32>) -> Value {
+    /// Returns an entry of SGLang's log-probability lists: log-probability, token id and text.
+    /// `logprob` is `None` for the first reported prompt token.
+    fn logprob_entry(&self, id: u32, logprob: Option<f32>) -> Value {
         let text = self.texts.then(|| self.chat.tokenizer().token_text(id));
-        json!([logprob.map(finite), id, text])
+        json!([logprob.map(clamp_logprob), id, text])
     }
 
-    fn triplets(&self, tokens: &[Token]) -> Value {
+    fn logprob_entries(&self, tokens: &[Token]) -> Value {
         tokens
             .iter()
-            .map(|token| self.triplet(token.id, Some(token.logprob)))
+            .map(|token| self.logprob_entry(token.id, Some(token.logprob)))
             .collect::<Vec<_>>()
             .into()
     }
 
-    fn tops(&self, tokens: &[Token]) -> Vec<Value> {
+    fn top_logprob_entries(&self, tokens: &[Token]) -> Vec<Value> {
         tokens
             .iter()
             .map(|token| {
                 token
                     .top
                     .iter()
-                    .map(|(id, logprob)| self.triplet(*id, Some(*logprob)))
+                    .map(|(id, logprob)| self.logprob_entry(*id, Some(*logprob)))
                     .collect::<Vec<_>>()
                     .into()
             })
             .collect()
     }
 
-    /// Adds the log-probabilities of the prompt tokens from the index `start`. As in SGLang, the
-    /// log-probability of the first reported token is always null.
-    fn add_prompt(&self, meta: &mut Value, prompt: &[Token]) {
+    /// Adds the log-probabilities of the prompt tokens to the response's metadata, starting with
+    /// the token at the index `self.start`. As in SGLang, the log-probability of the first reported
+    /// token is always null.
+    fn add_prompt_logprobs(&self, meta: &mut Value, prompt: &[Token]) {
         let known = self.start.and_then(|start| prompt.get(start..)).unwrap_or_default();
         let mut list = Vec::new();
         let mut tops = Vec::new();
         if let Some((first, rest)) = known.split_first() {
-            list.push(self.triplet(first.id, None));
-            list.extend(rest.iter().map(|token| self.triplet(token.id, Some(token.logprob))));
+            list.push(self.logprob_entry(first.id, None));
+            list.extend(rest.iter().map(|token| self.logprob_entry(token.id, Some(token.logprob))));
             tops.push(Value::Null);
-            tops.extend(self.tops(rest));
+            tops.extend(self.top_logprob_entries(rest));
         }
         meta["input_token_logprobs"] = list.into();
         if self.top > 0 {
@@ -365,31 +372,31 @@ impl Writer {
         let id = self.rid.as_deref().unwrap_or(&head.id);
         let mut meta = json!({
             "id": if head.n == 1 { id.to_owned() } else { format!("{id}_{index}") },
-            "finish_reason": end.map(|end| finish(end, tokens)),
+            "finish_reason": end.map(|end| build_finish_reason(end, tokens)),
             "prompt_tokens": head.prompt.len(),
             "completion_tokens": tokens.len(),
             "cached_tokens": 0,
             "weight_version": tokens.last().map(|token| token.version.to_string()),
-            "weight_versions": weight_versions(tokens, 0),
+            "weight_versions": weight_version_spans(tokens, 0),
         });
         if self.logprobs {
-            meta["output_token_logprobs"] = self.triplets(tokens);
+            meta["output_token_logprobs"] = self.logprob_entries(tokens);
             if self.top > 0 {
-                meta["output_top_logprobs"] = self.tops(tokens).into();
+                meta["output_top_logprobs"] = self.top_logprob_entries(tokens).into();
             }
-            self.add_prompt(&mut meta, prompt);
+            self.add_prompt_logprobs(&mut meta, prompt);
         }
         let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         json!({ "text": text, "output_ids": ids, "meta_info": meta })
     }
 
-    /// Returns the completions of one prompt.
+    /// Returns the completions of one prompt in SGLang's format.
     fn completion_values(&self, head: &Head, completions: Vec<CollectedCompletion>) -> Vec<Value> {
         completions
             .into_iter()
             .enumerate()
             .map(|(index, CollectedCompletion { prompt, tokens, end, .. })| {
-                let text = self.text(&tokens, Some(&end));
+                let text = self.completion_text(&tokens, Some(&end));
                 self.completion_value(
                     head,
                     index,
@@ -400,25 +407,25 @@ impl Writer {
             .collect()
     }
 
-    /// Returns a frame with the output of the choice `index` so far.
+    /// Returns a stream frame with the output of the choice `index` so far.
     fn choice_frame(&self, head: &Head, index: usize, end: Option<&End>) -> String {
         let mut value = self.completion_value(head, index, &self.outputs[index], end);
         if head.n > 1 {
             value["index"] = index.into();
         }
-        frame(None, &value)
+        format_frame(None, &value)
     }
 }
 
-fn speech(delta: &CompletionDelta) -> Option<&str> {
+fn text_of_delta(delta: &CompletionDelta) -> Option<&str> {
     match delta {
         CompletionDelta::Speech(text) => Some(text),
         _ => None,
     }
 }
 
-/// Returns the reason for the end of a completion in SGLang's format.
-fn finish(end: &End, tokens: &[Token]) -> Value {
+/// Returns the finish reason of a completion in SGLang's format.
+fn build_finish_reason(end: &End, tokens: &[Token]) -> Value {
     match end.finish {
         FinishReason::StopId => {
             json!({ "type": "stop", "matched": tokens.last().map(|token| token.id) })
@@ -431,7 +438,7 @@ fn finish(end: &End, tokens: &[Token]) -> Value {
     }
 }
 
-impl Dialect for Writer {
+impl ApiDialect for SglangWriter {
     fn error_body(&self, found: &ApiError) -> Value {
         openai::error_body(found)
     }
@@ -448,7 +455,7 @@ impl Dialect for Writer {
         String::new()
     }
 
-    fn event(&mut self, head: &Head, event: &Event) -> String {
+    fn event_frames(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { choice, tokens } => {
                 self.outputs[*choice].prompt.extend(tokens.iter().cloned());
@@ -457,9 +464,10 @@ impl Dialect for Writer {
             Event::Delta { choice, deltas, tokens } => {
                 self.outputs[*choice].tokens.extend(tokens.iter().cloned());
                 if self.skip_special {
-                    self.outputs[*choice].text.extend(deltas.iter().filter_map(speech))
+                    self.outputs[*choice].text.extend(deltas.iter().filter_map(text_of_delta))
                 } else {
-                    self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, None)
+                    self.outputs[*choice].text =
+                        self.completion_text(&self.outputs[*choice].tokens, None)
                 }
                 if tokens.is_empty() {
                     String::new()
@@ -468,10 +476,11 @@ impl Dialect for Writer {
                 }
             }
             Event::Ended { choice, end } => {
-                self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, Some(end));
+                self.outputs[*choice].text =
+                    self.completion_text(&self.outputs[*choice].tokens, Some(end));
                 self.choice_frame(head, *choice, Some(end))
             }
-            Event::Failed(found) => frame(None, &openai::error_body(found)),
+            Event::Failed(found) => format_frame(None, &openai::error_body(found)),
             Event::Done => "data: [DONE]\n\n".into(),
         }
     }

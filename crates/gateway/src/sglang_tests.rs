@@ -33,7 +33,7 @@ async fn response_reports_ids_and_logprob_triplets() {
 }
 
 #[tokio::test]
-async fn text_is_trimmed_by_client_parameters() {
+async fn completion_text_is_trimmed_by_client_parameters() {
     for (params, text) in [
         (json!({ "stop": ["c"] }), "ab"),
         (json!({ "stop": ["c"], "no_stop_trim": true }), "abc"),
@@ -149,7 +149,7 @@ async fn stream_of_several_choices_reports_index() {
 }
 
 #[tokio::test]
-async fn unsupported_requests_are_rejected_by_name() {
+async fn unsupported_sglang_fields_are_named_in_error() {
     let served = TestGateway::scripted(&["ab"]);
     for (body, param) in [
         (json!({ "sampling_params": {} }), "input_ids"),

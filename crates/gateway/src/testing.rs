@@ -14,10 +14,10 @@ use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::Value;
 use tower::ServiceExt;
 
-use crate::http::router;
+use crate::http::build_router;
 use crate::scripted::ScriptedSampler;
 use crate::session::Session;
-use crate::{CallPattern, Gateway, Model, Options, Route, SessionOptions};
+use crate::{CallPattern, Gateway, GatewayOptions, Model, Route, SessionOptions};
 
 /// Key of callers outside of the attempt.
 pub(crate) const OUTSIDE_KEY: &str = "sk-test";
@@ -109,12 +109,12 @@ pub(crate) struct TestGateway {
 impl TestGateway {
     /// Creates a gateway whose model returns `texts`, one per call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
-        Self::new(Arc::new(ScriptedSampler::new(texts, IM_END)), 1000, Options::default())
+        Self::new(Arc::new(ScriptedSampler::new(texts, IM_END)), 1000, GatewayOptions::default())
     }
 
     /// Creates a gateway whose model samples random tokens, at most `tokens` per completion.
     pub(crate) fn simulated(tokens: usize) -> Self {
-        Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
+        Self::new(Arc::new(Simulator::new(simulator())), tokens, GatewayOptions::default())
     }
 
     /// Creates a gateway whose model samples random tokens, at most `tokens` per completion, within
@@ -122,29 +122,30 @@ impl TestGateway {
     pub(crate) fn with_grammars(tokens: usize) -> Self {
         let vocabulary = Vocabulary::new(FORMAT.chat().tokenizer());
         let simulator = Simulator::new(simulator()).with_grammars(Arc::new(vocabulary));
-        Self::new(Arc::new(simulator), tokens, Options::default())
+        Self::new(Arc::new(simulator), tokens, GatewayOptions::default())
     }
 
     /// Creates a gateway whose model fails after the first token.
     pub(crate) fn failing() -> Self {
         let config = SimulatorConfig { failures: 1.0, ..simulator() };
-        Self::new(Arc::new(Simulator::new(config)), 60, Options::default())
+        Self::new(Arc::new(Simulator::new(config)), 60, GatewayOptions::default())
     }
 
     /// Creates a gateway whose model is slow, so that clients receive keep-alive data.
     pub(crate) fn slow() -> Self {
         let config = SimulatorConfig { latency: Duration::from_millis(20), ..simulator() };
-        let options = Options { ping: Duration::from_millis(2), ..Options::default() };
+        let options =
+            GatewayOptions { ping: Duration::from_millis(2), ..GatewayOptions::default() };
         Self::new(Arc::new(Simulator::new(config)), 20, options)
     }
 
     /// Creates a gateway whose model waits for `pace` before each token.
     pub(crate) fn paced(texts: &[&str], pace: Duration) -> Self {
-        Self::paced_with(texts, pace, Options::default())
+        Self::paced_with(texts, pace, GatewayOptions::default())
     }
 
     /// Like [`TestGateway::paced`], with the options `options`.
-    pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
+    pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: GatewayOptions) -> Self {
         Self::with_sampler(
             Arc::new(ScriptedSampler::new(texts, IM_END).paced(pace)),
             4000,
@@ -158,7 +159,7 @@ impl TestGateway {
         Self::with_sampler(
             Arc::new(ScriptedSampler::new(texts, IM_END)),
             1000,
-            Options::default(),
+            GatewayOptions::default(),
             limits,
         )
     }
@@ -169,17 +170,17 @@ impl TestGateway {
         context: impl Fn(&Arc<Party>) -> ContextPolicy,
     ) -> Self {
         let sampler = Arc::new(ScriptedSampler::new(texts, IM_END));
-        Self::with_limits_and_policy(sampler, 1000, Options::default(), LIMITS, context)
+        Self::with_limits_and_policy(sampler, 1000, GatewayOptions::default(), LIMITS, context)
     }
 
-    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
+    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: GatewayOptions) -> Self {
         Self::with_sampler(sampler, max_tokens, options, LIMITS)
     }
 
     fn with_sampler(
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
-        options: Options,
+        options: GatewayOptions,
         limits: Limits,
     ) -> Self {
         Self::with_limits_and_policy(sampler, max_tokens, options, limits, |_| (Budget::NONE, None))
@@ -188,7 +189,7 @@ impl TestGateway {
     fn with_limits_and_policy(
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
-        options: Options,
+        options: GatewayOptions,
         limits: Limits,
         context: impl Fn(&Arc<Party>) -> ContextPolicy,
     ) -> Self {
@@ -198,7 +199,7 @@ impl TestGateway {
     /// Creates a gateway whose model returns `texts` and renders conversations in `format`.
     pub(crate) fn with_format(texts: &[&str], format: Format) -> Self {
         let sampler = Arc::new(ScriptedSampler::new(texts, IM_END));
-        Self::build(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| {
+        Self::build(Arc::new(format), sampler, 1000, GatewayOptions::default(), LIMITS, |_| {
             (Budget::NONE, None)
         })
     }
@@ -207,7 +208,7 @@ impl TestGateway {
         format: Arc<Format>,
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
-        options: Options,
+        options: GatewayOptions,
         limits: Limits,
         context: impl Fn(&Arc<Party>) -> ContextPolicy,
     ) -> Self {
@@ -222,11 +223,11 @@ impl TestGateway {
         let (budget, summarizer) = context(&served);
         let party = Arc::new(Party { agent: "default".into(), budget, summarizer, ..party });
         let gateway = Gateway::new(vec![Model { party: served, created: 1 }], options);
-        let session = gateway.open(SessionOptions {
+        let session = gateway.open_session(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
             routes: vec![Route { party, pattern: CallPattern::default() }],
-            recorder: gateway.recorder("a", (1, 2), (limits.calls, limits.tokens)),
+            recorder: gateway.new_recorder("a", (1, 2), (limits.calls, limits.tokens)),
             rewards: false,
         });
         TestGateway { gateway, session, format }
@@ -234,7 +235,7 @@ impl TestGateway {
 
     /// Returns the routes of the gateway.
     pub(crate) fn router(&self) -> Router {
-        router(&self.gateway, self.gateway.0.options.access.clone())
+        build_router(&self.gateway, self.gateway.0.options.access.clone())
     }
 
     /// Sends a request with the key `key`.

@@ -6,13 +6,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, read};
-use crate::openai::{self, respond};
+use crate::http::{IncomingRequest, parse_json_body};
+use crate::openai::{self, build_response};
 use levade_call::ApiError;
 
-/// Request to tokenize a text or a conversation.
+/// Request body of `/tokenize`: a text or a conversation.
 #[derive(Deserialize)]
-struct Tokenize {
+struct TokenizeRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     prompt: Option<String>,
@@ -22,9 +22,9 @@ struct Tokenize {
     return_token_strs: Option<bool>,
 }
 
-/// Request to decode token ids.
+/// Request body of `/detokenize`: token ids.
 #[derive(Deserialize)]
-struct Detokenize {
+struct DetokenizeRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     tokens: Vec<u32>,
@@ -35,19 +35,22 @@ pub(crate) async fn tokenize(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
-    let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
-    respond(
+    let work = tokio::task::spawn_blocking(move || tokenize_request(&gateway, incoming)).await;
+    build_response(
         work.map_err(|error| {
-            ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing failed: {error}"))
+            ApiError::new(
+                levade_call::ErrorKind::Internal,
+                format!("the text cannot be tokenized: {error}"),
+            )
         })
         .and_then(|found| found),
     )
 }
 
-fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
+fn tokenize_request(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
     let (caller, body) = incoming.into_call()?;
-    let request: Tokenize = read(&body)?;
-    let model = gateway.party_of_model(&caller, &request.model)?;
+    let request: TokenizeRequest = parse_json_body(&body)?;
+    let model = gateway.find_party_for_model(&caller, &request.model)?;
     let model = model.tokens()?;
     let chat = model.format.chat();
     let ids = match (request.prompt, request.messages) {
@@ -56,9 +59,12 @@ fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiE
         }
         (Some(text), None) => chat.tokenizer().encode_document(&text),
         (None, Some(messages)) => {
-            let tools =
-                openai::tools(gateway, "tokenize", request.tools.as_deref().unwrap_or_default())?;
-            chat.prompt(&openai::messages(gateway, messages)?, &tools)?
+            let tools = openai::parse_tools(
+                gateway,
+                "tokenize",
+                request.tools.as_deref().unwrap_or_default(),
+            )?;
+            chat.prompt(&openai::parse_messages(gateway, messages)?, &tools)?
         }
         _ => return Err(ApiError::field("prompt", "set either prompt or messages")),
     };
@@ -75,13 +81,13 @@ pub(crate) async fn detokenize(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
-    respond(text_of(&gateway, incoming))
+    build_response(detokenize_request(&gateway, incoming))
 }
 
-fn text_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
+fn detokenize_request(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
     let (caller, body) = incoming.into_call()?;
-    let request: Detokenize = read(&body)?;
-    let model = gateway.party_of_model(&caller, &request.model)?;
+    let request: DetokenizeRequest = parse_json_body(&body)?;
+    let model = gateway.find_party_for_model(&caller, &request.model)?;
     let tokenizer = model.tokens()?.format.chat().tokenizer();
     let size = tokenizer.vocabulary();
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= size) {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 /// Name of the only argument of a custom tool.
 pub(crate) const INPUT: &str = "input";
 
-/// Prefixes of the types of tools that providers host, and of the types of their items in a
+/// Prefixes of the types of tools that providers host, and of the types of such tools' items in a
 /// history.
 const HOSTED: [&str; 11] = [
     "advisor",
@@ -27,26 +27,27 @@ const HOSTED: [&str; 11] = [
     "x_search",
 ];
 
-/// Returns whether `kind` is the type of a tool that the provider hosts, or of an item of such a
-/// tool.
-pub(crate) fn is_hosted(kind: &str) -> bool {
+/// Returns whether `kind` is the type of a tool that the provider hosts, or of a history item of
+/// such a tool.
+pub(crate) fn is_hosted_type(kind: &str) -> bool {
     HOSTED.iter().any(|hosted| kind.starts_with(hosted))
 }
 
-/// Returns whether the provider runs this tool. For some types, a field of the tool decides.
+/// Returns whether the provider, not the client, runs a tool. For some tool types, a field of the
+/// tool decides.
 pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
     match tool["type"].as_str().unwrap_or_default() {
         "tool_search" => tool["execution"] != "client",
         "shell" => {
             tool["environment"]["type"].as_str().is_some_and(|kind| kind.starts_with("container"))
         }
-        kind => is_hosted(kind),
+        kind => is_hosted_type(kind),
     }
 }
 
 /// Returns the error for a tool that the client runs, but whose parameters the request does not
 /// contain.
-pub(crate) fn unknown(tool: &Value, field_path: &str) -> ApiError {
+pub(crate) fn unknown_tool_error(tool: &Value, field_path: &str) -> ApiError {
     let name = tool["name"].as_str().map_or_else(String::new, |name| format!(" ({name:?})"));
     let message = format!(
         "{field_path}{name} is of type {}, whose parameters are unknown here, so the model \
@@ -56,8 +57,9 @@ pub(crate) fn unknown(tool: &Value, field_path: &str) -> ApiError {
     ApiError::field(field_path, message)
 }
 
-/// Returns a function that represents a custom tool. Its only argument is the input.
-pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
+/// Returns a function definition that represents a custom tool, whose input is free text. The
+/// function's only argument is this text.
+pub(crate) fn custom_tool_spec(name: String, tool: &Value) -> ToolSpec {
     let input = json!({ "type": "string", "description": "The input, as it stands." });
     let parameters =
         json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT] });
@@ -70,27 +72,27 @@ pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
     ToolSpec { name, description, parameters }
 }
 
-/// Returns the arguments of a call to a custom tool.
+/// Returns the arguments of a call to a custom tool with the text `input`.
 pub(crate) fn custom_arguments(input: &str) -> Arguments {
     Map::from_iter([(INPUT.to_owned(), Value::from(input))]).into()
 }
 
-/// Returns the input of a call to a custom tool, or `None` if the arguments are not exactly the
-/// input.
+/// Returns the text input of a call to a custom tool, or `None` if the arguments are not exactly
+/// one text named `input`.
 pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
     arguments.get(INPUT).and_then(Value::as_str).filter(|_| arguments.len() == 1)
 }
 
-/// Returns a function that represents a tool with a published schema, which the client runs.
-/// Returns `None` if the type has no published schema. A tool without a name is named after its
-/// type.
+/// Returns a function definition for a tool that the client runs and whose schema its provider has
+/// published. Returns `None` if the tool's type has no published schema. A tool without a name is
+/// named after its type.
 pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
     let kind = tool["type"].as_str()?;
     let (description, properties, required) = match kind {
         "bash_20241022" | "bash_20250124" => (
             "Runs a command in a bash session that lasts over calls.",
             json!({
-                "command": text("The command. Required unless the session is restarted."),
+                "command": string_type("The command. Required unless the session is restarted."),
                 "restart": { "type": "boolean", "description": "Whether to restart the session." },
             }),
             json!([]),
@@ -104,21 +106,23 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
             commands.extend(Some("undo_edit").filter(|_| is_old));
             let inserted = if is_old { "new_str" } else { "insert_text" };
             let mut properties = json!({
-                "command": one_of(&commands),
-                "path": text("Absolute path of the file or directory."),
-                "file_text": text("Content of the file. Required by create."),
+                "command": enum_type(&commands),
+                "path": string_type("Absolute path of the file or directory."),
+                "file_text": string_type("Content of the file. Required by create."),
                 "view_range": {
                     "type": "array",
                     "items": { "type": "integer" },
                     "description": "First and last line for view, from 1; -1 is the last line of \
                                     the file.",
                 },
-                "old_str": text("Text to replace, which must occur once. Required by str_replace."),
-                "new_str": text("Text in its place."),
-                "insert_line": integer("Line after which insert inserts; 0 is the start of the \
+                "old_str": string_type(
+                    "Text to replace, which must occur once. Required by str_replace.",
+                ),
+                "new_str": string_type("Text in its place."),
+                "insert_line": int_type("Line after which insert inserts; 0 is the start of the \
                                         file."),
             });
-            properties[inserted] = text(if is_old {
+            properties[inserted] = string_type(if is_old {
                 "Text in place of old_str, or text to insert."
             } else {
                 "Text to insert. Required by insert."
@@ -128,44 +132,47 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
         "memory_20250818" => (
             "Keeps notes in files below /memories that last over conversations.",
             json!({
-                "command": one_of(&["view", "create", "str_replace", "insert", "delete", "rename"]),
-                "path": text("Path of the file or directory. Required by all commands but rename."),
+                "command":
+                    enum_type(&["view", "create", "str_replace", "insert", "delete", "rename"]),
+                "path": string_type(
+                    "Path of the file or directory. Required by all commands but rename.",
+                ),
                 "view_range": {
                     "type": "array",
                     "items": { "type": "integer" },
                     "description": "First and last line for view.",
                 },
-                "file_text": text("Content of the file. Required by create."),
-                "old_str": text("Text to replace. Required by str_replace."),
-                "new_str": text("Text in its place. Required by str_replace."),
-                "insert_line": integer("Line after which to insert. Required by insert."),
-                "insert_text": text("Text to insert. Required by insert."),
-                "old_path": text("Path to rename. Required by rename."),
-                "new_path": text("New path. Required by rename."),
+                "file_text": string_type("Content of the file. Required by create."),
+                "old_str": string_type("Text to replace. Required by str_replace."),
+                "new_str": string_type("Text in its place. Required by str_replace."),
+                "insert_line": int_type("Line after which to insert. Required by insert."),
+                "insert_text": string_type("Text to insert. Required by insert."),
+                "old_path": string_type("Path to rename. Required by rename."),
+                "new_path": string_type("New path. Required by rename."),
             }),
             json!(["command"]),
         ),
         "local_shell" => (
             "Runs a program on the client's machine.",
             json!({
-                "command": texts("The program and its arguments."),
-                "working_directory": text("Directory in which to run it."),
-                "timeout_ms": integer("Timeout in milliseconds."),
+                "command": string_list_type("The program and its arguments."),
+                "working_directory": string_type("Directory in which to run it."),
+                "timeout_ms": int_type("Timeout in milliseconds."),
                 "env": {
                     "type": "object",
                     "additionalProperties": { "type": "string" },
                     "description": "Environment variables.",
                 },
-                "user": text("User who runs it."),
+                "user": string_type("User who runs it."),
             }),
             json!(["command"]),
         ),
         "shell" => (
             "Runs commands in a shell.",
             json!({
-                "commands": texts("The commands."),
-                "timeout_ms": integer("Timeout in milliseconds."),
-                "max_output_length": integer("Maximum number of characters of each command's \
+                "commands": string_list_type("The commands."),
+                "timeout_ms": int_type("Timeout in milliseconds."),
+                "max_output_length": int_type("Maximum number of characters of each command's \
                                               output."),
             }),
             json!(["commands"]),
@@ -173,9 +180,9 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
         "apply_patch" => (
             "Creates, updates or deletes a file.",
             json!({
-                "type": one_of(&["create_file", "update_file", "delete_file"]),
-                "path": text("Path of the file."),
-                "diff": text(
+                "type": enum_type(&["create_file", "update_file", "delete_file"]),
+                "path": string_type("Path of the file."),
+                "diff": string_type(
                     "Lines of the new file, each after \"+\", or changes after \"@@\": lines \
                      begin with \" \" if they stay, with \"-\" if they go, with \"+\" if they are \
                      new. Not for delete_file."
@@ -196,19 +203,19 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
     Some(ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters })
 }
 
-fn text(description: &str) -> Value {
+fn string_type(description: &str) -> Value {
     json!({ "type": "string", "description": description })
 }
 
-fn integer(description: &str) -> Value {
+fn int_type(description: &str) -> Value {
     json!({ "type": "integer", "description": description })
 }
 
-fn texts(description: &str) -> Value {
+fn string_list_type(description: &str) -> Value {
     json!({ "type": "array", "items": { "type": "string" }, "description": description })
 }
 
-fn one_of(names: &[&str]) -> Value {
+fn enum_type(names: &[&str]) -> Value {
     json!({ "type": "string", "enum": names })
 }
 
@@ -271,7 +278,7 @@ mod tests {
             json!({ "type": "tool_search", "execution": "client" }),
         ] {
             assert!(!is_hosted_tool(&tool) && published_spec(&tool).is_none(), "{tool}");
-            let error = unknown(&tool, "tools[0]");
+            let error = unknown_tool_error(&tool, "tools[0]");
             assert!(error.message.contains(tool["type"].as_str().unwrap()), "{error}");
         }
     }

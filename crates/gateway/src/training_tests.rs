@@ -16,7 +16,7 @@ use levade_tree::Kind;
 use serde_json::{Value, json};
 
 use crate::testing::{CONTEXT, LIMITS, Limits, OUTSIDE_KEY, TestGateway};
-use crate::{CallPattern, Gateway, Model, Options, Route, SessionOptions};
+use crate::{CallPattern, Gateway, GatewayOptions, Model, Route, SessionOptions};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -88,12 +88,12 @@ impl Bench {
             }),
             pattern: CallPattern::default(),
         };
-        let gateway = Gateway::new(vec![model], Options::default());
-        let session = gateway.open(SessionOptions {
+        let gateway = Gateway::new(vec![model], GatewayOptions::default());
+        let session = gateway.open_session(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
             routes: vec![route("solver"), route("critic")],
-            recorder: gateway.recorder("a", (11, stream), (limits.calls, limits.tokens)),
+            recorder: gateway.new_recorder("a", (11, stream), (limits.calls, limits.tokens)),
             rewards: true,
         });
         Bench { served: TestGateway { gateway, session, format }, sampler }

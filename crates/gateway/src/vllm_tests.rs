@@ -110,7 +110,7 @@ async fn attempt_calls_are_recorded_as_token_ids() {
 }
 
 #[tokio::test]
-async fn unsupported_parameters_are_rejected_by_name() {
+async fn unsupported_parameters_are_named_in_error() {
     let served = TestGateway::scripted(&["ab"]);
     for (params, param) in [
         (json!({ "logprobs": -1 }), "sampling_params.logprobs"),

@@ -20,49 +20,53 @@ use hyper::header::{
 use hyper::{Method, StatusCode, Uri};
 
 use crate::HttpError;
-use crate::hosts::Pattern;
+use crate::hosts::HostPattern;
 
-/// Names of this machine, which a server always accepts.
+/// Host names of this machine, which a server always accepts as its own.
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
-/// Methods that a page of an allowed origin can use.
+/// HTTP methods that a web page of an allowed origin can use.
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 
-/// Request headers that a page can send if its preflight request lists none.
+/// Request headers that a web page can send if its preflight request lists no headers.
 const ALLOWED_HEADERS: HeaderValue =
     HeaderValue::from_static("authorization, content-type, x-api-key");
 
-/// Response headers that a page can read.
+/// Response headers that a web page can read.
 const EXPOSED_HEADERS: HeaderValue =
     HeaderValue::from_static("request-id, retry-after, x-should-retry, content-type");
 
-/// Time for which a browser can cache a preflight response, in seconds.
+/// Time for which a browser can cache the response to a preflight request, in seconds.
 const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
 
-/// Origins whose pages can call a server.
+/// Origins whose web pages can call a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Origins {
+enum AllowedOrigins {
     Any,
     Listed(Vec<String>),
 }
 
-/// Hosts that a server accepts as its own, and origins whose pages can call it. The default accepts
-/// the names of this machine, and no origin except the server's own.
+/// Hosts that a server accepts as its own, and origins whose web pages can call it. By default, a
+/// server accepts the names of this machine, and no origin except its own.
 #[derive(Debug, Clone)]
 pub struct Access {
-    hosts: Vec<Pattern>,
-    origins: Origins,
+    hosts: Vec<HostPattern>,
+    origins: AllowedOrigins,
     /// Whether the server accepts every IP address as its own, because it listens on all addresses.
     any_address: bool,
 }
 
 impl Default for Access {
     fn default() -> Self {
-        Access { hosts: Vec::new(), origins: Origins::Listed(Vec::new()), any_address: false }
+        Access {
+            hosts: Vec::new(),
+            origins: AllowedOrigins::Listed(Vec::new()),
+            any_address: false,
+        }
     }
 }
 
-/// Decision about a request.
+/// Decision whether a server accepts a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
     /// The request is accepted. [`Cors::apply`] adds the headers that its response needs.
@@ -74,13 +78,14 @@ pub enum Verdict {
     Rejected(Rejection),
 }
 
-/// Rejection of a request.
+/// Rejection of a request, with an HTTP status and a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// Status of the response. [`Access::check`] returns 403 if a foreign web page caused the
-    /// request, and 415 if a page can send the body's type without a preflight request.
+    /// HTTP status of the response. [`Access::check`] returns 403 if a foreign web page caused the
+    /// request. It returns 415 if a web page can send a body of this type without a preflight
+    /// request.
     pub status: StatusCode,
-    /// Reason, and how to correct the request.
+    /// Reason for the rejection, and how to correct the request.
     pub message: String,
 }
 
@@ -89,7 +94,7 @@ pub struct Rejection {
 pub struct Cors(HeaderMap);
 
 impl Cors {
-    /// Adds the headers to those of a response.
+    /// Adds the CORS headers to the headers of a response.
     pub fn apply(&self, headers: &mut HeaderMap) {
         for (name, value) in &self.0 {
             // The response may already have a `Vary` header, so this one is appended.
@@ -103,36 +108,36 @@ impl Cors {
 }
 
 impl Access {
-    /// Creates rules from additional hosts that the server accepts as its own, and from origins
-    /// whose pages can call it. `*.` before a host matches all of its subdomains; `*` as an origin
-    /// matches every origin.
+    /// Creates access rules. `hosts` are additional hosts that the server accepts as its own, and
+    /// `origins` are the origins whose web pages can call it. `*.` before a host matches all of its
+    /// subdomains; `*` as an origin matches every origin.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] if a host or an origin is malformed.
     pub fn new(hosts: &[String], origins: &[String]) -> Result<Self, HttpError> {
-        let hosts = hosts.iter().map(|host| Pattern::parse(host)).collect::<Result<_, _>>()?;
+        let hosts = hosts.iter().map(|host| HostPattern::parse(host)).collect::<Result<_, _>>()?;
         let origins = if origins.iter().any(|origin| origin.trim() == "*") {
-            Origins::Any
+            AllowedOrigins::Any
         } else {
-            Origins::Listed(
+            AllowedOrigins::Listed(
                 origins.iter().map(|text| parse_origin(text)).collect::<Result<_, _>>()?,
             )
         };
         Ok(Access { hosts, origins, ..Access::default() })
     }
 
-    /// Adds the address that the server listens on to its hosts. An unspecified address (0.0.0.0 or
-    /// ::) accepts all IP addresses, which is safe because a page can only rebind a name.
+    /// Accepts the address that the server listens on as its own. The unspecified addresses 0.0.0.0
+    /// and :: accept all IP addresses, which is safe because a web page can only rebind a name.
     #[must_use]
     pub fn with_address(mut self, address: IpAddr) -> Self {
         self.any_address |= address.is_unspecified();
-        self.hosts.extend(Pattern::parse(&address.to_string()));
+        self.hosts.extend(HostPattern::parse(&address.to_string()));
         self
     }
 
-    /// Decides about a request by its method, URI and headers. `needs_key` states that the server
-    /// rejects every request without a key. Since no page has a key, the origin then determines
-    /// only the response headers.
+    /// Decides whether to accept a request, by its method, URI and headers. `needs_key` is true if
+    /// the server rejects every request without a key. Since no web page has a key, the origin then
+    /// determines only the response headers.
     pub fn check(
         &self,
         method: &Method,
@@ -158,7 +163,8 @@ impl Access {
         }
     }
 
-    /// Returns a rejection if a foreign page caused the request, or could have caused it.
+    /// Returns a rejection if a foreign web page caused the request or could have caused it,
+    /// otherwise `None`. `allowed` states whether the request's origin is allowed.
     fn foreign_page_rejection(
         &self,
         method: &Method,
@@ -183,7 +189,7 @@ impl Access {
             }
         } else if let Some(site) = headers.get("sec-fetch-site")
             && !matches!(site.as_bytes(), b"same-origin" | b"none")
-            && self.origins != Origins::Any
+            && self.origins != AllowedOrigins::Any
         {
             // Browsers send no Origin with a GET request for an image, a script or a page.
             let message = format!(
@@ -206,7 +212,7 @@ impl Access {
         None
     }
 
-    /// Returns whether a host, with or without a port, is one of the server's own.
+    /// Returns whether a host, with or without a port, is one of the server's own hosts.
     fn is_own_host(&self, text: &str) -> bool {
         split_authority(text).is_some_and(|(host, port)| {
             let port = port.unwrap_or(80);
@@ -216,7 +222,8 @@ impl Access {
         })
     }
 
-    /// Returns whether an origin is the server's own: one of its hosts, at the port of the request.
+    /// Returns whether an origin is the server's own: one of its hosts, at the port that the
+    /// request was sent to.
     fn is_own_origin(&self, origin: &HeaderValue, headers: &HeaderMap) -> bool {
         let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let authority = text.split_once("://").map(|(_, authority)| authority);
@@ -226,30 +233,32 @@ impl Access {
             .is_some_and(|authority| self.is_own_host(authority) && parse_port(authority) == port)
     }
 
-    /// Returns whether pages of an origin can call the server.
+    /// Returns whether web pages of an origin can call the server.
     fn allows(&self, origin: &HeaderValue) -> bool {
         match &self.origins {
-            Origins::Any => true,
-            Origins::Listed(origins) => {
+            AllowedOrigins::Any => true,
+            AllowedOrigins::Listed(origins) => {
                 let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
                 origins.contains(&text)
             }
         }
     }
 
-    /// Returns the CORS headers of a response to `parse_origin`, or to no allowed origin if it is
-    /// `None`. `preflight` holds the headers of a preflight request, whose response needs more
+    /// Returns the CORS headers of a response. `origin` is the origin of the request if it is
+    /// allowed. `preflight` contains the headers of a preflight request, whose response needs more
     /// headers.
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
         match &self.origins {
-            Origins::Listed(origins) if origins.is_empty() => return Cors(cors),
-            Origins::Listed(_) => drop(cors.insert(VARY, HeaderValue::from_static("origin"))),
-            Origins::Any => {}
+            AllowedOrigins::Listed(origins) if origins.is_empty() => return Cors(cors),
+            AllowedOrigins::Listed(_) => {
+                drop(cors.insert(VARY, HeaderValue::from_static("origin")))
+            }
+            AllowedOrigins::Any => {}
         }
         let Some(origin) = origin else { return Cors(cors) };
         let any = HeaderValue::from_static("*");
-        let allowed = if self.origins == Origins::Any { any } else { origin.clone() };
+        let allowed = if self.origins == AllowedOrigins::Any { any } else { origin.clone() };
         cors.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
         let Some(request) = preflight else {
             cors.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
@@ -276,7 +285,7 @@ fn rejected(status: StatusCode, message: String) -> Option<Rejection> {
 /// Port of an authority such as `localhost:8000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AuthorityPort {
-    /// The authority names no port.
+    /// The authority contains no port.
     Default,
     Number(u16),
     /// There is no authority, or it is invalid.
@@ -300,7 +309,7 @@ fn origin_rejection(origin: &HeaderValue) -> Rejection {
     Rejection { status: StatusCode::FORBIDDEN, message }
 }
 
-/// Parses an allowed origin.
+/// Parses an allowed origin, such as `http://localhost:3000`.
 fn parse_origin(text: &str) -> Result<String, HttpError> {
     let text = text.trim().to_ascii_lowercase();
     let is_origin = text == "null"
@@ -319,8 +328,8 @@ fn parse_origin(text: &str) -> Result<String, HttpError> {
     }
 }
 
-/// Splits an authority into its host, in lower case and without brackets and final dot, and its
-/// port.
+/// Splits an authority such as `localhost:8000` into its host and its port. The host is in lower
+/// case, without brackets and final dot.
 fn split_authority(text: &str) -> Option<(String, Option<u16>)> {
     let text = text.trim().to_ascii_lowercase();
     let (host, port) = match text.strip_prefix('[') {
@@ -338,7 +347,7 @@ fn split_authority(text: &str) -> Option<(String, Option<u16>)> {
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }
 
-/// Returns whether the body is declared as JSON.
+/// Returns whether the headers declare the request body as JSON.
 fn is_json(headers: &HeaderMap) -> bool {
     let mut kinds = headers.get_all(CONTENT_TYPE).iter();
     let (Some(kind), None) = (kinds.next(), kinds.next()) else { return false };

@@ -104,7 +104,7 @@ fn unspecified_address_accepts_addresses_but_no_names() {
 }
 
 #[test]
-fn bound_to_accepts_ipv6_address_as_host() {
+fn with_address_accepts_ipv6_address_as_host() {
     let access = Access::default().with_address("fd00::7".parse().unwrap());
     for (host, status) in
         [("[fd00::7]:8000", None), ("[fd00::7]", None), ("[fd00::8]:8000", Some(403))]
@@ -261,7 +261,7 @@ fn allowed_origins_get_cors_headers() {
 }
 
 #[test]
-fn new_rejects_malformed_hosts_and_origins() {
+fn access_new_rejects_malformed_hosts_and_origins() {
     for origin in [
         "localhost:3000",
         "http://a/b",

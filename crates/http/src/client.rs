@@ -24,16 +24,16 @@ use tower_service::Service;
 use crate::hosts::{AddressScope, check_address};
 use crate::{Hosts, HttpError};
 
-/// Time for which an idle connection is kept.
+/// Time after which an idle connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-type Connector = HttpsConnector<HttpConnector<Resolver>>;
+type Connector = HttpsConnector<HttpConnector<AddressResolver>>;
 
 /// HTTP client that keeps connections between requests. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Client(Arc<ConnectionPools>);
 
-/// Connection pools, by the addresses that a host may resolve to.
+/// Connection pools of a client, one for each set of addresses that a host may resolve to.
 #[derive(Debug)]
 struct ConnectionPools {
     /// Connections to hosts that may have any address.
@@ -44,8 +44,8 @@ struct ConnectionPools {
 }
 
 impl Client {
-    /// Creates a client that trusts the root certificates of Mozilla's list and, if `more_roots` is
-    /// set, those in this PEM file.
+    /// Creates a client for requests to `hosts`. It trusts the root certificates of Mozilla's list
+    /// and, if `more_roots` is set, the certificates in this PEM file.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] if the file cannot be read or contains no certificate, or if
@@ -54,7 +54,10 @@ impl Client {
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let Some(file) = more_roots {
             let failed = |error: &dyn std::fmt::Display| {
-                tls_error(format!("root certificates in {}: {error}", file.display()))
+                tls_error(format!(
+                    "the root certificates in {} cannot be read: {error}",
+                    file.display()
+                ))
             };
             let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
             let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
@@ -68,7 +71,7 @@ impl Client {
         let config = config.map_err(|error| tls_error(error.to_string()))?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
         let pool = |reach| {
-            let mut http = HttpConnector::new_with_resolver(Resolver(reach));
+            let mut http = HttpConnector::new_with_resolver(AddressResolver(reach));
             http.enforce_http(false);
             let connector = HttpsConnectorBuilder::new().with_tls_config(config.clone());
             let connector = connector.https_or_http().enable_http1().wrap_connector(http);
@@ -107,7 +110,8 @@ fn tls_error(why: String) -> HttpError {
     HttpError::Invalid(format!("TLS cannot be set up: {why}"))
 }
 
-/// Converts a client error, preserving an [`HttpError`] that the resolver returned.
+/// Converts an error of the HTTP client library. Preserves an [`HttpError`] that the resolver
+/// returned.
 fn to_http_error(host: String, error: &Error) -> HttpError {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -127,18 +131,18 @@ fn to_http_error(host: String, error: &Error) -> HttpError {
     }
 }
 
-/// Returns the host and port of a URI, as error messages name them.
+/// Returns the host and port of a URI as text, for error messages.
 pub(crate) fn authority(uri: &Uri) -> String {
     uri.authority().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Resolves names, and rejects addresses that are not allowed. The addresses are checked at each
+/// DNS resolver that rejects addresses which are not allowed. It checks the addresses for each
 /// connection, because the owner of a name can return a different address every time (DNS
 /// rebinding).
 #[derive(Clone, Copy, Debug)]
-struct Resolver(AddressScope);
+struct AddressResolver(AddressScope);
 
-impl Service<Name> for Resolver {
+impl Service<Name> for AddressResolver {
     type Response = std::vec::IntoIter<SocketAddr>;
     type Error = std::io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;

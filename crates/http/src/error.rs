@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Reason why a request has no complete response.
+/// Reason why an HTTP request has no complete response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
     /// The URL, a host pattern or the TLS configuration is invalid.
@@ -14,45 +14,45 @@ pub enum HttpError {
     /// The connection to the host failed.
     #[error("cannot connect to {host}: {why}")]
     Connect {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
-        /// Error and its causes, outermost first.
+        /// Error of the connection and its causes, outermost first.
         why: String,
     },
     /// The connection broke before the response was complete.
-    #[error("the answer of {host} broke off: {why}")]
+    #[error("the response of {host} broke off: {why}")]
     Broken {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
-        /// Error and its causes, outermost first.
+        /// Error of the connection and its causes, outermost first.
         why: String,
     },
     /// The response was not complete before the deadline.
-    #[error("{host} did not answer within {after:?}")]
+    #[error("{host} sent no complete response within {after:?}")]
     Late {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
-        /// Deadline.
+        /// Maximum time for the complete response.
         after: Duration,
     },
-    /// The response body is too large.
-    #[error("the answer of {host} is longer than {max} bytes")]
+    /// The response body exceeds the maximum size.
+    #[error("the response of {host} exceeds the maximum size of {max} bytes")]
     TooLarge {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
-        /// Maximum size in bytes.
+        /// Maximum size of the response body, in bytes.
         max: usize,
     },
     /// The response has a content encoding that was not requested and cannot be decoded.
-    #[error("the answer of {host} cannot be unpacked: its content-encoding is {encoding:?}")]
+    #[error("the response of {host} cannot be decompressed: its Content-Encoding is {encoding:?}")]
     Packed {
-        /// Host and port.
+        /// Host and port of the server.
         host: String,
         /// Value of the response's `Content-Encoding`.
         encoding: String,
     },
-    /// The request was redirected too often.
-    #[error("{host} redirects more than {max} times, last to {to}")]
+    /// The response was redirected more often than permitted.
+    #[error("the request to {host} was redirected more than {max} times, last to {to}")]
     Redirects {
         /// Host and port of the first request.
         host: String,
@@ -64,7 +64,7 @@ pub enum HttpError {
 }
 
 impl HttpError {
-    /// Returns whether the same request may succeed later.
+    /// Returns whether the same request may succeed later without a change.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -73,7 +73,7 @@ impl HttpError {
     }
 }
 
-/// Returns an error with its causes, outermost first.
+/// Formats an error and its causes as text, outermost first.
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut all = error.to_string();
     let mut cause = error.source();

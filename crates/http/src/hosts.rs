@@ -8,7 +8,7 @@ use hyper::Uri;
 
 use crate::HttpError;
 
-/// Hosts to which a client may send requests: all hosts, or those of a list. A listed name may
+/// Hosts to which a client may send requests: all hosts, or the hosts of a list. A listed name may
 /// resolve only to addresses of the public internet. Hosts of this machine or network, which have
 /// loopback, private, link-local and similar addresses, must be listed as private
 /// ([`Hosts::allow_private`]).
@@ -17,20 +17,20 @@ pub struct Hosts(Option<Arc<HostLists>>);
 
 #[derive(Debug, Clone, Default)]
 struct HostLists {
-    public: Vec<Pattern>,
-    private: Vec<Pattern>,
+    public: Vec<HostPattern>,
+    private: Vec<HostPattern>,
 }
 
 /// A pattern of hosts: one host or all subdomains of a domain, on one port or on any port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pattern {
+pub(crate) struct HostPattern {
     host: String,
     /// Whether the pattern matches subdomains of `host` but not `host` itself.
     subdomains_only: bool,
     port: Option<u16>,
 }
 
-impl Pattern {
+impl HostPattern {
     pub(crate) fn parse(text: &str) -> Result<Self, HttpError> {
         let lowered = text.trim().to_ascii_lowercase();
         if lowered.contains('/') {
@@ -48,7 +48,7 @@ impl Pattern {
                 let number = port.strip_prefix(':');
                 // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
-                    return Err(host_error(text, "the port must follow a colon"));
+                    return Err(host_error(text, "the port after a bracket must follow a colon"));
                 }
                 (host.to_owned(), number)
             }
@@ -64,9 +64,9 @@ impl Pattern {
         if host.is_empty()
             || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err()
         {
-            return Err(host_error(text, "the name is empty or invalid"));
+            return Err(host_error(text, "the host name is empty or invalid"));
         }
-        Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
+        Ok(HostPattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
 
     pub(crate) fn matches(&self, host: &str, port: u16) -> bool {
@@ -86,21 +86,21 @@ fn host_error(text: &str, why: &str) -> HttpError {
     ))
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pattern { host, subdomains_only, port } = self;
+        let HostPattern { host, subdomains_only, port } = self;
         f.write_str(if *subdomains_only { "*." } else { "" })?;
         f.write_str(host)?;
         port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
 }
 
-/// Addresses that a host may resolve to.
+/// Range of the IP addresses that a host may resolve to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressScope {
-    /// Any address.
+    /// The host may resolve to any address.
     Any,
-    /// Only addresses of the public internet.
+    /// The host may resolve only to addresses of the public internet.
     Public,
 }
 
@@ -110,8 +110,8 @@ impl Hosts {
         Hosts(None)
     }
 
-    /// Allows only these hosts, on the public internet: names or addresses. `*.` before a domain
-    /// matches all of its subdomains, and a port limits a host to that port.
+    /// Allows only the listed hosts, which are names or addresses on the public internet. `*.`
+    /// before a domain matches all of its subdomains, and a port limits a host to that port.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
@@ -120,12 +120,13 @@ impl Hosts {
     ) -> Result<Self, HttpError> {
         let public = hosts
             .into_iter()
-            .map(|host| Pattern::parse(host.as_ref()))
+            .map(|host| HostPattern::parse(host.as_ref()))
             .collect::<Result<_, _>>()?;
         Ok(Hosts(Some(Arc::new(HostLists { public, private: Vec::new() }))))
     }
 
-    /// Allows these hosts in addition, with any address, including those of this machine.
+    /// Allows the listed hosts in addition. They can have any address, including addresses of this
+    /// machine.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
@@ -136,12 +137,12 @@ impl Hosts {
         let Some(lists) = self.0 else { return Ok(Hosts(None)) };
         let mut lists = (*lists).clone();
         for host in hosts {
-            lists.private.push(Pattern::parse(host.as_ref())?);
+            lists.private.push(HostPattern::parse(host.as_ref())?);
         }
         Ok(Hosts(Some(Arc::new(lists))))
     }
 
-    /// Checks the host of a URL by its name, without resolving the name.
+    /// Checks whether requests to a URL are allowed, by its host name. Does not resolve the name.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, and [`HttpError::Denied`] if its
@@ -160,11 +161,11 @@ impl Hosts {
         }
         if !lists.public.iter().any(|pattern| pattern.matches(&host, port)) {
             let all: Vec<String> =
-                lists.public.iter().chain(&lists.private).map(Pattern::to_string).collect();
+                lists.public.iter().chain(&lists.private).map(HostPattern::to_string).collect();
             let all = if all.is_empty() {
-                "none is".to_owned()
+                "no host is allowed".to_owned()
             } else {
-                format!("allowed are {}", all.join(", "))
+                format!("allowed hosts: {}", all.join(", "))
             };
             return Err(HttpError::Denied(format!("{host} is not an allowed host; {all}")));
         }
@@ -175,7 +176,7 @@ impl Hosts {
     }
 }
 
-/// Parses an HTTP URL.
+/// Parses a URL with the scheme `http` or `https`.
 ///
 /// # Errors
 /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, or if it contains a user name.
@@ -186,28 +187,29 @@ pub(crate) fn parse_url(url: &str) -> Result<Uri, HttpError> {
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => {}
         (Some("http" | "https"), _) => {
-            return Err(url_error(url, "the address has no host".into()));
+            return Err(url_error(url, "the URL has no host".into()));
         }
-        _ => return Err(url_error(url, "an address must begin with http:// or https://".into())),
+        _ => return Err(url_error(url, "the URL must begin with http:// or https://".into())),
     }
     let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
     if authority.contains('@') {
-        return Err(url_error(url, "an address must not contain a user's name".into()));
+        return Err(url_error(url, "the URL must not contain a user name".into()));
     }
     Ok(uri)
 }
 
 fn url_error(url: &str, why: String) -> HttpError {
-    HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"))
+    HttpError::Invalid(format!("{url:?} is not an HTTP URL: {why}"))
 }
 
-/// Returns the host of a URI in lower case, without the brackets of IPv6 and the final dot.
+/// Returns the host of a URI in lower case, without the brackets of an IPv6 address and without the
+/// final dot.
 pub(crate) fn host_name(uri: &Uri) -> String {
     let host = uri.host().unwrap_or_default().to_ascii_lowercase();
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_owned()
 }
 
-/// Checks an address that a host resolves to.
+/// Checks whether a host may resolve to an address.
 ///
 /// # Errors
 /// Returns [`HttpError::Denied`] if the address must be public and is not.
@@ -220,8 +222,8 @@ pub(crate) fn check_address(
         return Ok(());
     }
     Err(HttpError::Denied(format!(
-        "{host} stands for {address}, an address of this machine or network, and is allowed as a \
-         public host only: list it among the private ones if that is meant"
+        "{host} resolves to {address}, an address of this machine or network, but is allowed only \
+         as a public host; to allow the address, list it among the private hosts"
     )))
 }
 
@@ -371,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_only_rejects_malformed_patterns() {
+    fn allow_public_rejects_malformed_hosts() {
         for text in [
             "",
             "http://x.org",

@@ -14,40 +14,41 @@ use crate::text;
 use crate::unpack::{UnpackError, unpack};
 use crate::{Client, HttpError, causes};
 
-/// A request.
+/// Request of an HTTP client, with its complete body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientRequest {
     /// HTTP method, such as `GET`.
     pub method: Method,
     /// URL of the request, with the scheme `http` or `https`.
     pub url: String,
-    /// Headers. They are removed if a redirect leads to another host, port or scheme.
+    /// Headers of the request. They are removed if a redirect leads to another host, port or
+    /// scheme.
     pub headers: HeaderMap,
-    /// Body; empty for none.
+    /// Body of the request. Empty if the request has no body.
     pub body: Bytes,
 }
 
-/// Limits for a response.
+/// Limits of the time, size and redirects of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Timeout for the complete response, including redirects.
     pub deadline: Duration,
-    /// Maximum size of the body in bytes, before and after decompression.
+    /// Maximum size of the response body in bytes, before and after decompression.
     pub bytes: usize,
     /// Maximum number of redirects that are followed.
     pub redirects: u32,
 }
 
-/// A complete response with any status.
+/// Complete HTTP response, which can have any status.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientResponse {
-    /// Status code, including those of errors.
+    /// Status code of the response, which can be an error.
     pub status: StatusCode,
-    /// Response headers.
+    /// Headers of the response.
     pub headers: HeaderMap,
-    /// Body, decompressed.
+    /// Decompressed body of the response.
     pub body: Bytes,
-    /// URL that returned the response, after redirects.
+    /// URL that returned the response, after any redirects.
     pub url: String,
 }
 
@@ -147,8 +148,8 @@ fn redirect_target(from: &Uri, response: &Response<Incoming>) -> Option<String> 
     Some(resolve_reference(from, to))
 }
 
-/// Resolves a URL reference against the URL `from` (RFC 3986, 5.2, without dot segments, which
-/// servers resolve).
+/// Resolves a URL reference against the URL `from` (RFC 3986, 5.2). Dot segments are kept, because
+/// servers resolve them.
 fn resolve_reference(from: &Uri, to: &str) -> String {
     let to = to.split('#').next().unwrap_or_default();
     let scheme = from.scheme_str().unwrap_or("http");
@@ -170,7 +171,7 @@ fn resolve_reference(from: &Uri, to: &str) -> String {
     }
 }
 
-/// Reads a body to its end.
+/// Reads a response body to its end. `max` is the maximum size in bytes.
 async fn collect_body(host: &str, mut body: Incoming, max: usize) -> Result<Bytes, HttpError> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -186,7 +187,8 @@ async fn collect_body(host: &str, mut body: Incoming, max: usize) -> Result<Byte
     Ok(all.freeze())
 }
 
-/// Decompresses a body with gzip, which some servers use although the request does not offer it.
+/// Decompresses a gzip body, which some servers send although the request does not offer gzip.
+/// `max` is the maximum size in bytes.
 fn unpack_body(
     host: &str,
     body: Bytes,

@@ -133,7 +133,7 @@ async fn public_names_that_resolve_to_loopback_are_denied() {
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")),
+        matches!(&error, HttpError::Denied(why) if why.contains("localhost resolves to")),
         "{error}"
     );
     assert!(heard.lock().await.is_empty());
@@ -169,7 +169,7 @@ async fn send_limits_response_time_and_size() {
 }
 
 #[test]
-fn joined_resolves_relative_references() {
+fn resolve_reference_resolves_relative_urls() {
     let from: Uri = "https://a.org:8443/x/y?q=1".parse().unwrap();
     for (to, resolved) in [
         ("https://b.org/z", "https://b.org/z"),
@@ -185,7 +185,7 @@ fn joined_resolves_relative_references() {
 }
 
 #[test]
-fn unpacked_limits_decompressed_size() {
+fn unpack_limits_decompressed_size() {
     use std::io::Write;
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(&[b'x'; 1000]).unwrap();
@@ -199,7 +199,7 @@ fn unpacked_limits_decompressed_size() {
     );
     assert_eq!(unpack("identity", 1).unwrap(), packed);
     let error = unpack("br", 1000).unwrap_err().to_string();
-    assert_eq!(error, "the answer of h cannot be unpacked: its content-encoding is \"br\"");
+    assert_eq!(error, "the response of h cannot be decompressed: its Content-Encoding is \"br\"");
     let damaged = unpack_body("h", packed.slice(..9), &encoding_headers("gzip"), 1000);
     assert!(matches!(damaged, Err(HttpError::Packed { .. })), "{damaged:?}");
 }

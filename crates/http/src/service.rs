@@ -37,13 +37,13 @@ use tokio::net::TcpListener;
 
 use crate::{Access, Rejection, UnpackError, Verdict, unpack};
 
-/// Message of a response with status 401.
+/// Message of a response with status 401, which is sent if a request has no valid key.
 pub const WRONG_KEY: &str =
     "the key is missing or wrong; send it as Authorization: Bearer or x-api-key";
 
-/// Adds rejections to `routes`: the rules of `access`, unknown paths and unsupported methods.
-/// `needs_key` returns whether a request is accepted only with a key, which no web page has.
-/// `reject` converts a rejection to the API's format.
+/// Adds handlers to `routes` that reject requests: by the rules of `access`, and for unknown paths
+/// and unsupported methods. `needs_key` returns whether a request is accepted only with a key,
+/// which no web page has. `reject` converts a rejection to the API's format.
 pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     routes: Router<S>,
     access: Access,
@@ -88,8 +88,9 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     ))
 }
 
-/// Returns the key of a request: from `Authorization: Bearer`, as OpenAI's clients send it, from
-/// `x-api-key`, as Anthropic's clients do, or from `api-key`.
+/// Returns the API key of a request: from `Authorization: Bearer`, as OpenAI's clients send it,
+/// from `x-api-key`, as Anthropic's clients do, or from `api-key`. `None` if the request has no
+/// key.
 pub fn key_of(headers: &HeaderMap) -> Option<&str> {
     let bearer = header_text(headers, "authorization").and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
@@ -102,18 +103,19 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Returns whether `key` is one of `keys`. If `keys` is empty, no key is required.
+/// Returns whether `key` is one of the valid `keys`. If `keys` is empty, no key is required.
 pub fn is_valid_key(keys: &[String], key: Option<&str>) -> bool {
     keys.is_empty() || key.is_some_and(|key| keys.iter().any(|known| is_same(known, key)))
 }
 
-/// Compares two keys in a time that does not depend on the position of their first difference.
+/// Returns whether two keys are equal, in a time that does not depend on the position of their
+/// first difference.
 fn is_same(known: &str, key: &str) -> bool {
     known.len() == key.len()
         && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
-/// Reads a body of at most `max` bytes, and decompresses it if it has a `Content-Encoding`.
+/// Reads a request body of at most `max` bytes, and decompresses it if it has a `Content-Encoding`.
 ///
 /// # Errors
 /// Returns a [`Rejection`] with status 413 if the body is larger than `max`, 415 if its encoding is
@@ -161,7 +163,7 @@ fn unsupported_encoding(encoding: &str) -> Rejection {
     rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
 }
 
-/// Error in a JSON body.
+/// Error in the JSON of a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonError {
     /// Path of the invalid field; `None` if the error concerns the complete body.
@@ -170,7 +172,7 @@ pub struct JsonError {
     pub message: String,
 }
 
-/// Parses a body as JSON.
+/// Parses a request body as JSON.
 ///
 /// # Errors
 /// Returns [`JsonError`] if the body is not JSON, contains more than one document, or is not a `T`.
@@ -196,7 +198,8 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
     Ok(value)
 }
 
-/// Serves routes until `stop` finishes, and then completes the responses in progress.
+/// Serves the routes of an HTTP API until `stop` completes, and then completes the responses in
+/// progress.
 ///
 /// # Errors
 /// Returns an error if the listener fails.

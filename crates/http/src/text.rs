@@ -2,15 +2,15 @@
 
 use std::borrow::Cow;
 
-/// Characters of windows-1252 from 0x80 to 0x9F. Pages declared as Latin-1 or ASCII are decoded
-/// with it, too (WHATWG Encoding).
+/// Characters of windows-1252 from 0x80 to 0x9F. Pages that are declared as Latin-1 or ASCII are
+/// decoded as windows-1252, too (WHATWG Encoding).
 const WINDOWS_1252_NAMES: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
 
 /// Charset names that are decoded as windows-1252.
 const LATIN_1_NAMES: [&str; 6] =
     ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
 
-/// Decodes a body with the `Content-Type` in `kind`, such as `text/html; charset=utf-8`.
+/// Decodes a response body with the `Content-Type` in `kind`, such as `text/html; charset=utf-8`.
 pub(crate) fn decode(body: &[u8], kind: &str) -> String {
     match body {
         [0xEF, 0xBB, 0xBF, rest @ ..] => return decode_lossy(rest),
@@ -43,7 +43,7 @@ pub(crate) fn decode(body: &[u8], kind: &str) -> String {
     }
 }
 
-/// Returns whether a media type denotes text.
+/// Returns whether a media type denotes text, such as `text/html` or `application/json`.
 fn is_text(name: &str) -> bool {
     name.starts_with("text/")
         || ["json", "xml", "javascript", "yaml"].iter().any(|end| name.ends_with(end))

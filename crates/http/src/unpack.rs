@@ -4,19 +4,19 @@ use std::io::Read;
 
 use bytes::Bytes;
 
-/// Reason why a body cannot be decompressed.
+/// Reason why an HTTP body cannot be decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnpackError {
-    /// The encoding is not supported.
+    /// The content encoding is not supported.
     Unknown,
-    /// The body does not match its encoding.
+    /// The body does not match its content encoding.
     Broken,
     /// The decompressed body exceeds the maximum size.
     TooLarge,
 }
 
-/// Decompresses a body by its `Content-Encoding`: gzip, or none. Memory use is bounded by `max`
-/// plus a small constant, so a small body that expands to a huge one does no harm.
+/// Decompresses a body by its `Content-Encoding`, which is gzip or none. Memory use is bounded by
+/// `max` plus a small constant, so a small body that expands to a huge size does no harm.
 ///
 /// # Errors
 /// Returns an [`UnpackError`] if the body cannot be decompressed, or exceeds `max` bytes after

@@ -8,40 +8,43 @@ use serde_json::Value;
 
 use crate::supervisor::{Launch, Supervisor};
 
-/// Options of a pool: how its workers are started, and how many requests they get.
+/// Options of a pool of worker processes: how its workers are started, and how many requests they
+/// get.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
-    /// Name of the pool in the log.
+    /// Name of the pool in log messages.
     pub name: String,
-    /// Supervisor that starts the workers.
+    /// Supervisor that starts the worker processes.
     pub supervisor: Supervisor,
-    /// Program of a worker.
+    /// Program that each worker runs.
     pub launch: Launch,
-    /// Line that a worker reads before all requests; `None` sends none.
+    /// Line that each worker receives before any request. If `None`, no line is sent.
     pub first: Option<Value>,
-    /// How a worker reports that it is ready. If `None`, a worker counts as ready at once, and its
-    /// output may contain lines that are not responses.
+    /// Exchange by which a worker reports that it is ready. If `None`, a worker counts as ready
+    /// immediately, and its output may contain lines that are not responses.
     pub handshake: Option<Handshake>,
-    /// Key of the id in requests, responses and cancellations.
+    /// JSON key of the id in requests, responses and cancellations.
     pub id_key: &'static str,
-    /// Maximum number of workers, at least 1.
+    /// Maximum number of worker processes. Must be at least 1.
     pub max_workers: usize,
-    /// Maximum number of concurrent requests per worker, at least 1.
+    /// Maximum number of concurrent requests per worker. Must be at least 1.
     pub max_requests: usize,
     /// Grace period in which a worker must respond to a cancelled request. A worker that does not
-    /// is terminated, and its other requests fail. 0 terminates the worker at once.
+    /// respond is terminated, and its other requests fail. 0 terminates the worker immediately.
     pub cancel_grace: Duration,
 }
 
-/// Checks the report of a ready worker, or returns why the report is rejected.
+/// Function that checks the report of a ready worker, and returns the reason if the report is
+/// rejected.
 pub type ReadyCheck = dyn Fn(Value) -> Result<(), String> + Send + Sync;
 
-/// Handshake of a worker. Its first line is `{"ready": REPORT}` or `{"error": WHY}`.
+/// Exchange by which a worker reports that it is ready. The worker's first line is `{"ready":
+/// REPORT}` or `{"error": WHY}`.
 #[derive(Clone)]
 pub struct Handshake {
-    /// Timeout for the first line.
+    /// Timeout for the worker's first line.
     pub timeout: Duration,
-    /// Check of the report.
+    /// Function that checks the worker's report.
     pub check: Arc<ReadyCheck>,
 }
 

@@ -11,12 +11,12 @@ use tracing::warn;
 
 use crate::options::PoolOptions;
 use crate::request::{Request, WorkerError};
-use crate::worker::{Call, Slot, State, Worker};
+use crate::worker::{Call, Slot, Worker, WorkerState};
 
-/// Interval between the failed start of a worker and the next start.
+/// Minimum interval between the failed start of a worker and the next start.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A pool of workers that run the same program.
+/// A pool of worker processes that run the same program.
 #[derive(Debug)]
 pub struct Pool {
     options: Arc<PoolOptions>,
@@ -27,12 +27,13 @@ pub struct Pool {
 #[derive(Debug, Default)]
 struct Workers {
     running: Vec<Arc<Worker>>,
-    /// When the last worker exited before it was ready, and why.
+    /// Time and reason of the last exit of a worker that was not ready yet. `None` if there was no
+    /// such exit.
     failure: Option<(Instant, WorkerError)>,
 }
 
 impl Pool {
-    /// Creates a pool. Workers are started on demand.
+    /// Creates a pool of workers, which are started on demand.
     pub fn new(mut options: PoolOptions) -> Self {
         options.max_workers = options.max_workers.max(1);
         options.max_requests = options.max_requests.max(1);
@@ -45,9 +46,9 @@ impl Pool {
         }
     }
 
-    /// Waits for a permit for a request. The number of permits is the number of requests that all
-    /// workers can handle concurrently. Returns `None` only if the pool is closed, which no method
-    /// does.
+    /// Waits for a permit to send a request. The number of permits is the number of requests that
+    /// all workers can handle concurrently. Returns `None` only if the pool is closed, which no
+    /// method does.
     pub async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
@@ -63,8 +64,8 @@ impl Pool {
             let slot = self.reserve_slot()?;
             let mut state = slot.worker().state.clone();
             // A worker that has exited is not chosen again.
-            let state = state.wait_for(|state| !matches!(state, State::Starting)).await;
-            if state.is_ok_and(|state| matches!(*state, State::Ready)) {
+            let state = state.wait_for(|state| !matches!(state, WorkerState::Starting)).await;
+            if state.is_ok_and(|state| matches!(*state, WorkerState::Ready)) {
                 return Ok(slot);
             }
         }
@@ -96,7 +97,8 @@ impl Pool {
         }
     }
 
-    /// Reserves a slot on a worker that is ready or starting.
+    /// Reserves a slot on a worker that is ready or starting. Starts a worker if no worker is idle
+    /// and the pool may have another one.
     fn reserve_slot(&self) -> Result<Slot, WorkerError> {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.remove_ended();
@@ -126,14 +128,14 @@ impl Pool {
 }
 
 fn is_ready(worker: &&Arc<Worker>) -> bool {
-    matches!(*worker.state.borrow(), State::Ready)
+    matches!(*worker.state.borrow(), WorkerState::Ready)
 }
 
 impl Workers {
     fn remove_ended(&mut self) {
         let failure = &mut self.failure;
         self.running.retain(|worker| {
-            if let State::Ended { error, was_ready: false } = &*worker.state.borrow() {
+            if let WorkerState::Ended { error, was_ready: false } = &*worker.state.borrow() {
                 warn!(%error, "a worker did not become ready");
                 *failure = Some((Instant::now(), error.clone()));
             }

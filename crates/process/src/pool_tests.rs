@@ -117,7 +117,7 @@ async fn worker_that_ignores_cancellation_is_terminated() {
     let mut concurrent = pool.send(Request::new("beside", json!({ "sleep": 30 }))).await.unwrap();
     drop(pool.send(Request::with_id("hangs", json!({ "sleep": 30 }))).await.unwrap());
     let error = concurrent.response().await.unwrap_err();
-    let why = "its request hangs went on for 300ms after it had been given up";
+    let why = "did not respond within 300ms after its request hangs was cancelled";
     assert!(error.to_string().contains(why), "{error}");
     assert_ne!(request_value(&pool, json!({})).await.unwrap()["process"], first["process"]);
 }
@@ -152,7 +152,7 @@ async fn failed_worker_start_returns_its_reason() {
     slow.handshake =
         Some(Handshake { timeout: Duration::from_millis(300), check: Arc::new(|_| Ok(())) });
     let error = request_value(&Pool::new(slow), json!({})).await.unwrap_err();
-    assert_eq!(error.to_string(), "it was still loading after 300ms");
+    assert_eq!(error.to_string(), "the worker was still loading after 300ms");
     let mut missing = options(json!({}), 1, 1);
     missing.launch = Launch::new(["/no/such/program"]);
     let error = request_value(&Pool::new(missing), json!({})).await.unwrap_err();

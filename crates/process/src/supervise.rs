@@ -14,21 +14,22 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use serde::Deserialize;
 
-/// Time between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL when a program is terminated.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// Exit code if the program cannot be started, as in shells.
+/// Exit code of a supervisor process if its program cannot be started, as in shells.
 const NOT_STARTED: u8 = 127;
 
-/// Order that a supervisor process reads from its first line.
+/// Order to run a program, which a supervisor process reads as the first line of its input.
 #[derive(Deserialize)]
-struct Order {
+struct SupervisorOrder {
     command: Vec<String>,
     #[serde(rename = "folder")]
     dir: PathBuf,
-    /// Complete input of the program. If `None`, the bytes after the order are the input.
+    /// Complete input of the program. If `None`, the bytes after the order are the program's input.
     input: Option<String>,
-    /// Whether each byte after the order asks the program to end (SIGTERM) instead of being input.
+    /// Whether each byte after the order is a request to end the program (SIGTERM) instead of
+    /// input.
     #[serde(default)]
     #[serde(rename = "asks")]
     signals_end: bool,
@@ -40,15 +41,15 @@ struct Order {
 pub fn supervise() -> ExitCode {
     let mut order = String::new();
     let read = std::io::stdin().lock().read_line(&mut order);
-    let order: Order = match read.map_err(|error| error.to_string()).and_then(|_| {
+    let order: SupervisorOrder = match read.map_err(|error| error.to_string()).and_then(|_| {
         serde_json::from_str(&order)
             .map_err(|error| format!("the launch order cannot be parsed: {error}"))
     }) {
         Ok(order) => order,
-        Err(why) => return fail(&why),
+        Err(why) => return exit_with_error(&why),
     };
     let Some((program, arguments)) = order.command.split_first() else {
-        return fail("the command is empty, but must start with a program");
+        return exit_with_error("the command is empty, but must start with a program");
     };
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
@@ -62,9 +63,9 @@ pub fn supervise() -> ExitCode {
         Ok(child) => child,
         Err(_) if !order.dir.as_os_str().is_empty() && !order.dir.is_dir() => {
             let dir = order.dir.display();
-            return fail(&format!("cannot start {program}: there is no folder {dir}"));
+            return exit_with_error(&format!("cannot start {program}: there is no folder {dir}"));
         }
-        Err(error) => return fail(&format!("cannot start {program}: {error}")),
+        Err(error) => return exit_with_error(&format!("cannot start {program}: {error}")),
     };
     let mut stdin = child.stdin.take();
     let signals_end = order.signals_end;
@@ -74,7 +75,7 @@ pub fn supervise() -> ExitCode {
         std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(input.as_bytes())));
     }
     let Some(leader) = Pid::from_raw(child.id() as i32) else {
-        return fail("the program has no valid process id");
+        return exit_with_error("the program has no valid process id");
     };
     std::thread::spawn(move || {
         if signals_end {
@@ -92,29 +93,29 @@ pub fn supervise() -> ExitCode {
     });
     let code = wait_for_program(leader);
     // Kills the processes that the program has left behind.
-    while !descendants().is_empty() {
-        end(leader, Signal::KILL);
+    while !find_descendants().is_empty() {
+        signal_all(leader, Signal::KILL);
         while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
         std::thread::sleep(Duration::from_millis(2));
     }
     ExitCode::from(code)
 }
 
-/// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL
+/// Terminates the program and its descendants. Sends SIGTERM and, after the grace period, SIGKILL
 /// repeatedly, because the program may still start processes. Never returns.
 fn terminate_until_exited(leader: Pid) {
-    end(leader, Signal::TERM);
+    signal_all(leader, Signal::TERM);
     let since = Instant::now();
     while since.elapsed() < STOP_GRACE {
         std::thread::sleep(Duration::from_millis(20));
     }
     loop {
-        end(leader, Signal::KILL);
+        signal_all(leader, Signal::KILL);
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Waits for a signal that asks this process to exit, which applies to the program, too.
+/// Waits for a signal that asks this supervisor process to exit. The program must then exit, too.
 fn wait_for_end_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -150,7 +151,7 @@ fn signal_end_on_input(leader: Pid) {
     }
 }
 
-/// Forwards the standard input to the program until the input ends.
+/// Forwards the standard input of this process to the program until the input ends.
 fn forward_stdin(mut to: Option<ChildStdin>) {
     let mut line = std::io::stdin().lock();
     let mut buffer = vec![0; 16 << 10];
@@ -169,13 +170,14 @@ fn forward_stdin(mut to: Option<ChildStdin>) {
     }
 }
 
-fn fail(why: &str) -> ExitCode {
+fn exit_with_error(why: &str) -> ExitCode {
     // If nothing reads the standard error, the message is lost.
     let _ = writeln!(std::io::stderr(), "{why}");
     ExitCode::from(NOT_STARTED)
 }
 
-/// Waits for the program, and reaps other children that exit meanwhile.
+/// Waits until the program exits, and returns its exit code. Meanwhile, reaps other children that
+/// exit.
 fn wait_for_program(leader: Pid) -> u8 {
     loop {
         // `wait` accepts any child. `waitpid(None)` would only accept children in this process's
@@ -192,16 +194,16 @@ fn wait_for_program(leader: Pid) -> u8 {
 }
 
 /// Sends a signal to the program and all of its descendants.
-fn end(leader: Pid, signal: Signal) {
+fn signal_all(leader: Pid, signal: Signal) {
     let _ = kill_process_group(leader, signal);
-    for pid in descendants() {
+    for pid in find_descendants() {
         let _ = kill_process(pid, signal);
     }
 }
 
 /// Returns all descendants of this process.
 #[cfg(target_os = "linux")]
-fn descendants() -> Vec<Pid> {
+fn find_descendants() -> Vec<Pid> {
     let me = rustix::process::getpid().as_raw_nonzero().get();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let parents: Vec<(i32, i32)> = entries
@@ -222,8 +224,8 @@ fn descendants() -> Vec<Pid> {
     found.into_iter().skip(1).filter_map(Pid::from_raw).collect()
 }
 
-/// Returns no descendants: on this system, only the program's process group can be found.
+/// Returns an empty list: on this system, only the program's process group can be found.
 #[cfg(not(target_os = "linux"))]
-fn descendants() -> Vec<Pid> {
+fn find_descendants() -> Vec<Pid> {
     Vec::new()
 }

@@ -14,10 +14,11 @@ use tokio::process::{Child as Spawned, ChildStdin, ChildStdout, Command};
 
 use crate::tail::{Tail, TailReader};
 
-/// Timeout for a supervisor to terminate its program; after it, the supervisor is killed.
+/// Timeout for a supervisor process to terminate its program. After the timeout, the supervisor is
+/// killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for the end of the output of a program that has exited.
+/// Timeout for reading the rest of the output of a program that has exited.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Command that starts a [supervisor process](crate::supervise), which terminates its program with
@@ -29,31 +30,32 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Supervisor(pub Vec<String>);
 
-/// A program to start.
+/// A program to start, with its directory and environment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Launch {
-    /// The program and its arguments.
+    /// Program and its arguments. Must not be empty.
     pub command: Vec<String>,
-    /// Working directory of the program. If empty, the directory of this process.
+    /// Working directory of the program. If empty, the program runs in the directory of this
+    /// process.
     pub dir: PathBuf,
-    /// Names of environment variables that the program gets in addition to the
-    /// [usual ones](levade_policy::environment::CHILD_VARIABLES), if they are set.
+    /// Names of environment variables that the program inherits if they are set, in addition to the
+    /// [usual variables](levade_policy::environment::CHILD_VARIABLES).
     pub passes: Vec<String>,
-    /// Additional environment variables with their values.
+    /// Names and values of additional environment variables.
     pub variables: Vec<(String, String)>,
 }
 
-/// Standard input of a program.
+/// Source of a program's standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// This text is the complete input.
+    /// The contained text is the complete input.
     Text(String),
-    /// This process writes the input while the program runs.
+    /// The caller writes the input while the program runs.
     Piped,
 }
 
 impl Supervisor {
-    /// Creates a supervisor that runs this binary with the argument `keep`.
+    /// Creates a supervisor whose command is this binary with the argument `keep`.
     ///
     /// # Errors
     /// Returns an error if the path of this binary is unknown.
@@ -62,13 +64,13 @@ impl Supervisor {
         Ok(Supervisor(vec![file.to_string_lossy().into_owned(), "keep".into()]))
     }
 
-    /// Starts a program whose standard output and error this process reads.
+    /// Starts a program whose standard output and standard error the caller can read.
     ///
     /// # Errors
     /// Returns an error if the process cannot be spawned. If a supervisor cannot start its program,
     /// the child exits with code 127, and its standard error starts with `cannot start`.
     pub fn start(&self, launch: &Launch, input: Input) -> Result<Child, String> {
-        let order = self.order(launch, &input, false);
+        let order = self.build_order(launch, &input, false);
         let (text, has_more) = match (order, input) {
             (Some(order), input) => (order, input == Input::Piped),
             (None, Input::Text(text)) => (text, false),
@@ -84,7 +86,7 @@ impl Supervisor {
     /// Returns an error if the process cannot be spawned. Errors of the supervisor are written to
     /// the log.
     pub async fn serve(&self, launch: &Launch, log: File) -> Result<Child, String> {
-        let order = self.order(launch, &Input::Piped, true).unwrap_or_default();
+        let order = self.build_order(launch, &Input::Piped, true).unwrap_or_default();
         let mut child = self.spawn(launch, order, false, Some(log))?;
         if let Some(stdin) = &mut child.stdin {
             // If the supervisor has exited, the log contains the reason.
@@ -93,9 +95,9 @@ impl Supervisor {
         Ok(child)
     }
 
-    /// Returns the first line for the supervisor process, or `None` without a supervisor. If
-    /// `signals_end` is set, each later byte asks the program to end.
-    fn order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
+    /// Returns the first input line for the supervisor process, or `None` if programs are started
+    /// directly. If `signals_end` is true, each later byte is a request to end the program.
+    fn build_order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),
             Input::Piped => None,
@@ -119,7 +121,7 @@ impl Supervisor {
             return Err("the command is empty, but must start with a program".into());
         };
         let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(launch.environment()).stdin(Stdio::piped());
+        command.args(arguments).env_clear().envs(launch.build_environment()).stdin(Stdio::piped());
         match log {
             Some(log) => {
                 let other = log
@@ -144,23 +146,23 @@ impl Supervisor {
         })?;
         let group = process.id().filter(|_| is_direct).and_then(|id| Pid::from_raw(id as i32));
         let stdin = process.stdin.take().map(|pipe| Stdin { pipe, pending });
-        Ok(Child { process, stdin, is_piped, group: Group(group) })
+        Ok(Child { process, stdin, is_piped, group: ProcessGroup(group) })
     }
 }
 
 impl Launch {
-    /// Creates the launch of a command in the directory of this process, with only the usual
-    /// environment variables.
+    /// Creates the launch of a command in the working directory of this process, with only the
+    /// usual environment variables.
     pub fn new(command: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Launch { command: command.into_iter().map(Into::into).collect(), ..Launch::default() }
     }
 
-    fn environment(&self) -> Vec<(String, String)> {
+    fn build_environment(&self) -> Vec<(String, String)> {
         child_environment(&self.passes).into_iter().chain(self.variables.iter().cloned()).collect()
     }
 }
 
-/// Standard input of a child.
+/// Standard input of a child process, and text that must be written first.
 #[derive(Debug)]
 pub(crate) struct Stdin {
     pipe: ChildStdin,
@@ -169,7 +171,8 @@ pub(crate) struct Stdin {
 }
 
 impl Stdin {
-    /// Writes the pending text, then `text`. If the future is dropped, neither is written again.
+    /// Writes the pending text, then `text`, to the standard input. If the future is dropped,
+    /// neither text is written again.
     pub(crate) async fn write(&mut self, text: &str) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
         self.pipe.write_all(pending.as_bytes()).await?;
@@ -177,22 +180,24 @@ impl Stdin {
     }
 }
 
-/// A running program. Dropping it terminates the program with all that the program started.
+/// A running program. Dropping this handle terminates the program and all processes that it
+/// started.
 #[derive(Debug)]
 pub struct Child {
     process: Spawned,
-    /// Standard input. A supervisor lets its program run while this is open.
+    /// Standard input of the child process. A supervisor process lets its program run while this is
+    /// open.
     stdin: Option<Stdin>,
-    /// Whether the caller writes to the standard input.
+    /// Whether the caller writes to the program's standard input.
     is_piped: bool,
-    group: Group,
+    group: ProcessGroup,
 }
 
-/// The process group of a child without a supervisor.
+/// Process group of a child that is started without a supervisor.
 #[derive(Debug)]
-struct Group(Option<Pid>);
+struct ProcessGroup(Option<Pid>);
 
-impl Group {
+impl ProcessGroup {
     fn kill(&self) {
         if let Some(leader) = self.0 {
             // The call fails if the group is empty.
@@ -201,15 +206,15 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 impl Child {
-    /// Sends the order to the supervisor, and returns the standard input. Returns `None` after the
-    /// first call. Dropping the input terminates a supervised program.
+    /// Returns the program's standard input, after the order for the supervisor has been sent.
+    /// Returns `None` after the first call. Dropping the input terminates a supervised program.
     pub async fn take_stdin(&mut self) -> Option<ChildStdin> {
         let mut stdin = self.stdin.take()?;
         // A supervisor that has exited reports the reason on the standard error.
@@ -221,19 +226,19 @@ impl Child {
         self.stdin.take()
     }
 
-    /// Returns the standard output, or `None` after the first call.
+    /// Returns the program's standard output, or `None` after the first call.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.process.stdout.take()
     }
 
-    /// Starts to read the standard error into `tail`. Later calls read nothing. If `name` is set,
-    /// the text is also logged under this name.
+    /// Starts to read the program's standard error into `tail`. Later calls read nothing. If `name`
+    /// is set, the text is also logged under this name.
     pub fn read_stderr(&mut self, tail: Tail, name: Option<String>) -> TailReader {
         TailReader::start(self.process.stderr.take(), tail, name)
     }
 
     /// Waits until the program exits and returns its exit code. A code above 128 is 128 plus the
-    /// number of the terminating signal; `None` means that the supervisor was killed.
+    /// number of the terminating signal. `None` means that the supervisor was killed.
     ///
     /// # Errors
     /// Returns an error if waiting for the process fails.
@@ -257,8 +262,8 @@ impl Child {
         Ok(self.exit_code(status))
     }
 
-    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. If the
-    /// state of the process is unavailable, the process counts as exited with an unknown code.
+    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is still running. If
+    /// the state of the process is unavailable, the program counts as exited with an unknown code.
     pub fn try_wait(&mut self) -> Option<Option<i32>> {
         match self.process.try_wait() {
             Ok(status) => status.map(|status| self.exit_code(status)),
@@ -266,11 +271,11 @@ impl Child {
         }
     }
 
-    /// Waits until the program exits, and describes its exit as [`describe_exit`] does.
+    /// Waits until the program exits, and describes its exit in the format of [`describe_exit`].
     pub async fn describe_end(&mut self) -> String {
         match self.wait().await {
             Ok(code) => describe_exit(code),
-            Err(error) => format!("cannot be waited for: {error}"),
+            Err(error) => format!("waiting for the program failed: {error}"),
         }
     }
 
@@ -280,7 +285,8 @@ impl Child {
         status.code().or(signal)
     }
 
-    /// Asks a program started by [`Supervisor::serve`] to exit (SIGTERM), without a timeout.
+    /// Asks a program that was started by [`Supervisor::serve`] to exit (SIGTERM). Does not wait
+    /// for the exit, and has no timeout.
     pub async fn request_end(&mut self) {
         // A program that has exited needs no signal.
         match (self.group.0, &mut self.stdin) {
@@ -290,8 +296,7 @@ impl Child {
         }
     }
 
-    /// Terminates the program with all that it started, and returns when these processes have
-    /// exited.
+    /// Terminates the program and all processes that it started, and returns when they have exited.
     pub async fn stop(&mut self) {
         // The supervisor detects the end of its input, unless it is blocked because the program
         // does not read its own input. In that case, the signal stops it.
@@ -308,8 +313,8 @@ impl Child {
     }
 }
 
-/// A program that reads one text, with its output. Dropping it terminates the program with all that
-/// it started.
+/// Run of a program that reads one text, with the program's output. Dropping the run terminates the
+/// program and all processes that it started.
 #[derive(Debug)]
 pub struct ProgramRun {
     child: Child,
@@ -317,21 +322,21 @@ pub struct ProgramRun {
     stderr: TailReader,
 }
 
-/// Result of a [`ProgramRun`].
+/// Exit code and output of a [`ProgramRun`].
 #[derive(Debug)]
 pub struct RunOutput {
-    /// Exit code. A code above 128 is 128 plus the number of the terminating signal; `None` means
-    /// that the program was stopped or its supervisor was killed.
+    /// Exit code of the program. A code above 128 is 128 plus the number of the terminating signal.
+    /// `None` means that the program was stopped or its supervisor was killed.
     pub code: Option<i32>,
-    /// Standard output.
+    /// Kept part of the program's standard output.
     pub stdout: Tail,
-    /// Standard error.
+    /// Kept part of the program's standard error.
     pub stderr: Tail,
 }
 
 impl ProgramRun {
-    /// Starts a program with its complete input. `stdout` limits how much of the standard output is
-    /// kept.
+    /// Starts a program with the complete input `input`. `stdout` is an empty tail that sets how
+    /// much of the standard output is kept.
     ///
     /// # Errors
     /// Returns the errors of [`Supervisor::start`].
@@ -352,25 +357,28 @@ impl ProgramRun {
     /// # Errors
     /// Returns an error if waiting for the process fails.
     pub async fn wait(&mut self) -> Result<RunOutput, String> {
-        let code =
-            self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
-        Ok(self.output(code).await)
+        let code = self
+            .child
+            .wait()
+            .await
+            .map_err(|error| format!("waiting for the program failed: {error}"))?;
+        Ok(self.collect_output(code).await)
     }
 
-    /// Terminates the program, and returns its output so far.
+    /// Terminates the program, and returns its output until now.
     pub async fn stop(&mut self) -> RunOutput {
         self.child.stop().await;
-        self.output(None).await
+        self.collect_output(None).await
     }
 
-    async fn output(&mut self, code: Option<i32>) -> RunOutput {
+    async fn collect_output(&mut self, code: Option<i32>) -> RunOutput {
         let stdout = self.stdout.finish(OUTPUT_TIMEOUT).await;
         RunOutput { code, stdout, stderr: self.stderr.finish(OUTPUT_TIMEOUT).await }
     }
 }
 
 impl RunOutput {
-    /// Returns the reason if the program could not be started, and `None` if it was started.
+    /// Returns the reason if the program could not be started, or `None` if it was started.
     pub fn start_error(&self) -> Option<String> {
         let why = self.stderr.text();
         (self.code == Some(127) && self.stdout.is_empty() && why.starts_with("cannot start"))
@@ -378,7 +386,7 @@ impl RunOutput {
     }
 }
 
-/// Describes an exit code of [`Child::wait`]: `exit code 1`, `killed by signal 9`.
+/// Describes an exit code of [`Child::wait`] for users: `exit code 1`, `killed by signal 9`.
 pub fn describe_exit(code: Option<i32>) -> String {
     match code {
         Some(code @ 129..=192) => format!("killed by signal {}", code - 128),

@@ -7,11 +7,11 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// Default maximum number of bytes kept of the end of a stream.
+/// Default maximum number of bytes that are kept of the end of a stream.
 pub const DEFAULT_TAIL_BYTES: usize = 64 << 10;
 
-/// The start and the end of a stream, each up to a limit. The bytes between them are counted and
-/// discarded.
+/// Start and end of an output stream, each up to a maximum size. The bytes between them are counted
+/// and discarded.
 #[derive(Debug, Clone)]
 pub struct Tail {
     head: Vec<u8>,
@@ -42,7 +42,7 @@ impl Tail {
         Tail { head: Vec::new(), tail: Vec::new(), max_head, max_tail, dropped: 0 }
     }
 
-    /// Appends bytes of the stream.
+    /// Appends further bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         let (head, tail) = bytes.split_at(bytes.len().min(self.max_head - self.head.len()));
         self.head.extend_from_slice(head);
@@ -54,13 +54,14 @@ impl Tail {
         }
     }
 
-    /// Returns whether the stream had no bytes.
+    /// Returns whether the stream has had no bytes so far.
     pub fn is_empty(&self) -> bool {
         self.head.is_empty() && self.tail.is_empty()
     }
 
-    /// Returns the kept text as lossy UTF-8. If the start of the stream is kept and bytes between
-    /// the start and the end are missing, a line in their place states their number.
+    /// Returns the kept text, with invalid UTF-8 replaced. If the start of the stream is kept and
+    /// bytes between the start and the end are missing, a line at their position states their
+    /// number.
     pub fn text(&self) -> String {
         let excess = self.tail.len().saturating_sub(self.max_tail);
         if excess == 0 && self.dropped == 0 {
@@ -74,13 +75,15 @@ impl Tail {
         }
     }
 
-    /// Returns the last nonblank line, without surrounding whitespace.
+    /// Returns the last nonblank line of the stream, without surrounding white space, or `None` if
+    /// there is no such line.
     pub fn last_line(&self) -> Option<String> {
         self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
     }
 }
 
-/// Reads a stream in the background, so that its writer never waits. Dropping it stops reading.
+/// Background reader of an output stream, so that the stream's writer never waits. Dropping the
+/// reader stops reading.
 #[derive(Debug)]
 pub struct TailReader {
     tail: Arc<Mutex<Tail>>,
@@ -118,12 +121,12 @@ impl TailReader {
         TailReader { tail, reading, task: task.abort_handle() }
     }
 
-    /// Returns a copy of the output read so far.
+    /// Returns a copy of the stream's text read so far.
     pub fn tail(&self) -> Tail {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the stream ends, for at most `timeout`, and returns the output read so far. A
+    /// Waits until the stream ends, for at most `timeout`, and returns the text read so far. A
     /// process that escaped its supervisor can hold the stream open.
     pub async fn finish(&self, timeout: Duration) -> Tail {
         let _ = tokio::time::timeout(timeout, self.reading.clone().changed()).await;
@@ -137,20 +140,20 @@ impl Drop for TailReader {
     }
 }
 
-/// Maximum number of lines shown.
+/// Maximum number of output lines that explain a failure.
 const MAX_LINES: usize = 10;
 
-/// Maximum number of characters shown of a line.
+/// Maximum number of characters of such a line.
 const MAX_LINE_CHARS: usize = 300;
 
 /// Returns the lines of a program's output that best explain its failure, indented. These are the
 /// last 10 lines. If only an earlier line mentions an error, the first of these lines are replaced
-/// by the last line that mentions one and the lines after it.
+/// by the last line that mentions an error and the lines after it.
 pub fn explaining_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);
-    let named = lines[..last].iter().rposition(|line| names_error(line));
-    let is_named_below = lines[last..].iter().any(|line| names_error(line));
+    let named = lines[..last].iter().rposition(|line| mentions_error(line));
+    let is_named_below = lines[last..].iter().any(|line| mentions_error(line));
     match named.filter(|_| !is_named_below) {
         Some(at) => {
             let end = at + MAX_LINES / 2;
@@ -172,7 +175,7 @@ fn indent_excerpt(line: &str) -> String {
 }
 
 /// Returns whether a line mentions an error, as `ValueError: …` and `npm error …` do.
-fn names_error(line: &str) -> bool {
+fn mentions_error(line: &str) -> bool {
     let line = line.trim_start().to_lowercase();
     // Stack frames mention the files of errors.
     if line.starts_with("at ") || line.starts_with("file \"") {
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn telling_lines_mark_the_gap_after_an_early_error() {
+    fn explaining_lines_mark_gap_after_early_error() {
         for error in [0, 5, 9] {
             let name = |line: usize| match line {
                 line if line == error => "ValueError: no".to_owned(),

@@ -19,16 +19,16 @@ use crate::request::{Request, WorkerError};
 use crate::supervisor::{Child, Input, Stdin};
 use crate::tail::{Tail, TailReader};
 
-/// Maximum length of a line from a worker, in bytes.
+/// Maximum length of an output line of a worker, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// Timeout for the exit of a worker that has closed its output, and for the end of its standard
 /// error.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// State of a worker.
+/// State of a worker process.
 #[derive(Debug, Clone)]
-pub(crate) enum State {
+pub(crate) enum WorkerState {
     Starting,
     Ready,
     Ended { error: WorkerError, was_ready: bool },
@@ -51,32 +51,33 @@ impl Drop for CountGuard {
     }
 }
 
-/// A worker of a [`Pool`](crate::Pool). Its process is terminated when no pool, call or affinity
-/// references the worker.
+/// A worker process of a [`Pool`](crate::Pool). The process is terminated when no pool, call or
+/// affinity references the worker.
 #[derive(Debug)]
 pub struct Worker {
-    messages: mpsc::UnboundedSender<Message>,
-    pub(crate) state: watch::Receiver<State>,
-    /// Number of reserved slots and of requests without a response.
+    messages: mpsc::UnboundedSender<WorkerMessage>,
+    pub(crate) state: watch::Receiver<WorkerState>,
+    /// Number of reserved slots, and of requests without a response.
     busy: Arc<AtomicUsize>,
     affinities: Arc<AtomicUsize>,
 }
 
-enum Message {
+enum WorkerMessage {
     Send { request: Request, open: PendingRequest },
     Cancel(String),
 }
 
-/// A request without a response.
+/// A request to which the worker has not responded.
 struct PendingRequest {
     response: oneshot::Sender<Result<Value, WorkerError>>,
-    /// Time at which the worker is terminated, if the request was cancelled.
+    /// Time at which the worker is terminated unless it responds. `None` if the request was not
+    /// cancelled.
     until: Option<Instant>,
     _busy: CountGuard,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A reservation for one request to a worker.
+/// Reservation on a worker for one request.
 #[derive(Debug)]
 pub struct Slot {
     worker: Arc<Worker>,
@@ -84,8 +85,8 @@ pub struct Slot {
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Binds an attempt to a worker, so that the attempt's requests go to the same process. It counts
-/// as load when a worker is selected.
+/// Binding of an attempt to a worker, so that all requests of the attempt go to the same process.
+/// The binding counts as load when a worker is selected.
 #[derive(Debug)]
 pub struct Affinity {
     worker: Arc<Worker>,
@@ -109,7 +110,7 @@ pub struct Call {
 }
 
 impl Worker {
-    /// Starts a worker.
+    /// Starts a worker process.
     ///
     /// # Errors
     /// Returns an error if the process cannot be spawned.
@@ -117,10 +118,11 @@ impl Worker {
         let child = options.supervisor.start(&options.launch, Input::Piped);
         let child = child.map_err(WorkerError::NotStarted)?;
         let (messages, received) = mpsc::unbounded_channel();
-        let first = if options.handshake.is_some() { State::Starting } else { State::Ready };
+        let first =
+            if options.handshake.is_some() { WorkerState::Starting } else { WorkerState::Ready };
         let (state, watched) = watch::channel(first);
         tokio::spawn(
-            Process { options: Arc::clone(options), state, open: HashMap::new() }
+            WorkerProcess { options: Arc::clone(options), state, open: HashMap::new() }
                 .run(child, received),
         );
         Ok(Arc::new(Worker {
@@ -131,16 +133,17 @@ impl Worker {
         }))
     }
 
-    /// Returns the reason if the worker accepts no more requests, and `None` if it accepts
+    /// Returns the reason why the worker accepts no more requests, or `None` if it accepts
     /// requests.
     pub fn error(&self) -> Option<WorkerError> {
         match &*self.state.borrow() {
-            State::Ended { error, .. } => Some(error.clone()),
+            WorkerState::Ended { error, .. } => Some(error.clone()),
             _ => self.messages.is_closed().then_some(WorkerError::Closed),
         }
     }
 
-    /// Returns the number of requests and affinities.
+    /// Returns the load of the worker: its number of reserved slots, pending requests and
+    /// affinities.
     pub(crate) fn load(&self) -> usize {
         self.busy.load(Ordering::Relaxed) + self.affinities.load(Ordering::Relaxed)
     }
@@ -149,12 +152,12 @@ impl Worker {
         self.busy.load(Ordering::Relaxed) < max_requests
     }
 
-    /// Reserves a slot for a request.
+    /// Reserves a slot for one request on this worker.
     pub fn slot(self: &Arc<Self>) -> Slot {
         Slot { worker: Arc::clone(self), busy: CountGuard::new(&self.busy), permit: None }
     }
 
-    /// Binds an attempt to the worker.
+    /// Binds an attempt to this worker until the returned affinity is dropped.
     pub fn affinity(self: &Arc<Self>) -> Affinity {
         Affinity { worker: Arc::clone(self), _count: CountGuard::new(&self.affinities) }
     }
@@ -168,7 +171,7 @@ impl Worker {
         self.slot().send(request).response().await
     }
 
-    /// Sends a request and ignores the response. The request is not cancelled.
+    /// Sends a request to this worker, and ignores the response. The request is not cancelled.
     pub fn notify(self: &Arc<Self>, request: Request) {
         let Slot { busy, .. } = self.slot();
         let open = PendingRequest {
@@ -177,7 +180,7 @@ impl Worker {
             _busy: busy,
             _permit: None,
         };
-        let _ = self.messages.send(Message::Send { request, open });
+        let _ = self.messages.send(WorkerMessage::Send { request, open });
     }
 }
 
@@ -187,20 +190,20 @@ impl Slot {
         &self.worker
     }
 
-    /// Sends a request to the slot's worker.
+    /// Sends a request to the worker on which the slot is reserved.
     pub fn send(self, request: Request) -> Call {
         let Slot { worker, busy, permit } = self;
         let (response, received) = oneshot::channel();
         let id = request.id.clone();
         let open = PendingRequest { response, until: None, _busy: busy, _permit: permit };
         // If the worker has exited, the call finds the response channel closed.
-        let _ = worker.messages.send(Message::Send { request, open });
+        let _ = worker.messages.send(WorkerMessage::Send { request, open });
         Call { worker, id, response: received }
     }
 }
 
 impl Call {
-    /// Waits for the response. This method is cancel safe.
+    /// Waits for the worker's response. This method is cancel safe.
     ///
     /// # Errors
     /// Returns an error if the worker exits first.
@@ -213,7 +216,7 @@ impl Call {
     /// Cancels the request, and returns when the worker has responded to it. A worker that does not
     /// respond within the pool's grace period is terminated.
     pub async fn cancel(mut self) {
-        let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
+        let _ = self.worker.messages.send(WorkerMessage::Cancel(self.id.clone()));
         let _ = self.response().await;
     }
 }
@@ -221,22 +224,22 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         // The message has no effect if the worker has responded.
-        let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
+        let _ = self.worker.messages.send(WorkerMessage::Cancel(self.id.clone()));
     }
 }
 
 /// State of the task that owns the process of a worker.
-struct Process {
+struct WorkerProcess {
     options: Arc<PoolOptions>,
-    state: watch::Sender<State>,
+    state: watch::Sender<WorkerState>,
     open: HashMap<String, PendingRequest>,
 }
 
-impl Process {
-    /// Handles requests from the start of the process to its exit.
-    async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<Message>) {
+impl WorkerProcess {
+    /// Handles the messages for a worker from the start of its process to the exit.
+    async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<WorkerMessage>) {
         let (to_write, texts) = mpsc::unbounded_channel();
-        let writer = tokio::spawn(write(child.take_unwritten_stdin(), texts));
+        let writer = tokio::spawn(write_texts(child.take_unwritten_stdin(), texts));
         let (read, mut lines) = mpsc::channel(64);
         let reader = tokio::spawn(read_lines(child.take_stdout(), read));
         let stderr = child.read_stderr(Tail::default(), Some(self.options.name.clone()));
@@ -244,21 +247,21 @@ impl Process {
             let _ = to_write.send(format!("{first}\n"));
         }
         let start = tokio::select! {
-            start = self.start(&mut lines) => start,
+            start = self.wait_for_handshake(&mut lines) => start,
             // Before the worker is ready, no request is sent; the channel can only close.
             _ = messages.recv(), if self.options.handshake.is_some() => Err(Some(WorkerError::Closed)),
         };
         let was_ready = start.is_ok();
         let end = match start {
-            Ok(()) => self.serve(&mut lines, &mut messages, &to_write).await,
+            Ok(()) => self.forward_messages(&mut lines, &mut messages, &to_write).await,
             Err(end) => end,
         };
         let error = match end {
             Some(error) => error,
-            None => exit_error(&mut child, &stderr).await,
+            None => read_exit_reason(&mut child, &stderr).await,
         };
         debug!(process = %self.options.name, %error, "worker ended");
-        self.state.send_replace(State::Ended { error: error.clone(), was_ready });
+        self.state.send_replace(WorkerState::Ended { error: error.clone(), was_ready });
         messages.close();
         for (_, open) in self.open.drain() {
             let _ = open.response.send(Err(error.clone()));
@@ -268,45 +271,48 @@ impl Process {
         child.stop().await;
     }
 
-    /// Waits for the handshake, if the pool has one.
+    /// Waits for the worker's handshake, if the pool requires one.
     ///
     /// # Errors
-    /// Returns the reason if the worker is not ready, or `None` if its output ended.
-    async fn start(&self, lines: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Option<WorkerError>> {
+    /// Returns the reason if the worker is not ready, or `None` if the worker's output has ended.
+    async fn wait_for_handshake(
+        &self,
+        lines: &mut mpsc::Receiver<Vec<u8>>,
+    ) -> Result<(), Option<WorkerError>> {
         let Some(Handshake { timeout, check }) = &self.options.handshake else { return Ok(()) };
         let line = process_time::with_timeout(*timeout, lines.recv())
             .await
             .ok_or(WorkerError::StartTimeout(*timeout))?;
-        let mut value = parse(&line.ok_or(None)?)?;
+        let mut value = parse_response(&line.ok_or(None)?)?;
         if let Some(error) = value["error"].as_str() {
             return Err(Some(WorkerError::NotReady(error.to_owned())));
         }
         let report = value.get_mut("ready").map(Value::take).unwrap_or_default();
         check(report).map_err(WorkerError::NotReady)?;
-        self.state.send_replace(State::Ready);
+        self.state.send_replace(WorkerState::Ready);
         Ok(())
     }
 
-    /// Forwards requests and responses until the worker ends. Returns the reason, or `None` if the
-    /// worker's output ended.
-    async fn serve(
+    /// Forwards requests to the worker and responses from it, until the worker ends. Returns the
+    /// reason, or `None` if the worker's output has ended.
+    async fn forward_messages(
         &mut self,
         lines: &mut mpsc::Receiver<Vec<u8>>,
-        messages: &mut mpsc::UnboundedReceiver<Message>,
+        messages: &mut mpsc::UnboundedReceiver<WorkerMessage>,
         to_write: &mpsc::UnboundedSender<String>,
     ) -> Option<WorkerError> {
         loop {
             let next = self.open.iter().filter_map(|(id, open)| Some((open.until?, id))).min();
             let next = next.map(|(until, id)| (until, id.clone()));
             tokio::select! {
-                line = lines.recv() => match parse(&line?) {
+                line = lines.recv() => match parse_response(&line?) {
                     Ok(answer) => self.handle_response(answer),
                     // Without a handshake, the worker prints to the same stream.
                     Err(_) if self.options.handshake.is_none() => {}
                     Err(error) => return Some(error),
                 },
                 message = messages.recv() => match message {
-                    Some(message) => if let Some(text) = self.take_message(message) {
+                    Some(message) => if let Some(text) = self.handle_message(message) {
                         let _ = to_write.send(text);
                     },
                     None => return Some(WorkerError::Closed),
@@ -325,16 +331,17 @@ impl Process {
         }
     }
 
-    /// Processes a message, and returns the line to write to the worker, if there is one.
-    fn take_message(&mut self, message: Message) -> Option<String> {
+    /// Processes a message for the worker. Returns the line to write to the worker, or `None` if
+    /// there is nothing to write.
+    fn handle_message(&mut self, message: WorkerMessage) -> Option<String> {
         let key = self.options.id_key;
         match message {
-            Message::Send { request: Request { id, mut body }, open } => {
+            WorkerMessage::Send { request: Request { id, mut body }, open } => {
                 body[key] = json!(id);
                 self.open.insert(id, open);
                 Some(format!("{body}\n"))
             }
-            Message::Cancel(id) => {
+            WorkerMessage::Cancel(id) => {
                 let open = self.open.get_mut(&id).filter(|open| open.until.is_none())?;
                 open.until = Some(Instant::now() + self.options.cancel_grace);
                 Some(format!("{}\n", json!({ (key): id, "stop": true })))
@@ -344,21 +351,22 @@ impl Process {
 }
 
 /// Waits until the grace period of a cancelled request has passed, and returns the request's id.
+/// Never returns if `next` is `None`.
 async fn sleep_until_due(next: Option<(Instant, String)>) -> String {
     let Some((until, id)) = next else { return std::future::pending().await };
     sleep_until(until).await;
     id
 }
 
-fn parse(line: &[u8]) -> Result<Value, WorkerError> {
+fn parse_response(line: &[u8]) -> Result<Value, WorkerError> {
     serde_json::from_slice(line).map_err(|error| {
         let line: String = String::from_utf8_lossy(line).trim().chars().take(80).collect();
         WorkerError::InvalidLine(format!("{error} in {line:?}"))
     })
 }
 
-/// Writes texts to a worker.
-async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
+/// Writes texts to a worker's standard input.
+async fn write_texts(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
     let Some(mut stdin) = stdin else { return };
     while let Some(text) = texts.recv().await {
         if stdin.write(&text).await.is_err() {
@@ -368,7 +376,7 @@ async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>)
     }
 }
 
-/// Reads the lines of a worker until its output ends.
+/// Reads the output lines of a worker until its output ends.
 async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     let Some(stdout) = stdout else { return };
     let mut stdout = BufReader::new(stdout);
@@ -381,8 +389,8 @@ async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     }
 }
 
-/// Returns the exit reason of a worker that has closed its output.
-async fn exit_error(child: &mut Child, stderr: &TailReader) -> WorkerError {
+/// Returns the reason why a worker has closed its output: its exit, or that it still runs.
+async fn read_exit_reason(child: &mut Child, stderr: &TailReader) -> WorkerError {
     let Ok(code) = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await else {
         return WorkerError::ClosedOutput;
     };

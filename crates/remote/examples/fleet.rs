@@ -205,7 +205,7 @@ async fn main() -> anyhow::Result<()> {
                         .err()
                         .map(|error| error.to_string());
                     let differences: Vec<_> =
-                        servers.iter().map(|(_, server)| server.difference()).collect();
+                        servers.iter().map(|(_, server)| server.probe_difference()).collect();
                     print_json(
                         &json!({ "adopted": command["version"], "error": update_error, "difference": differences }),
                     );
@@ -244,7 +244,7 @@ async fn main() -> anyhow::Result<()> {
                         .err()
                         .map(|error| error.to_string());
                     let differences: Vec<_> =
-                        servers.iter().map(|(_, server)| server.difference()).collect();
+                        servers.iter().map(|(_, server)| server.probe_difference()).collect();
                     let pushes = learning.push.as_ref().map(|push| push.counts());
                     print_json(
                         &json!({ "adopted": command["version"], "error": update_error, "difference": differences,

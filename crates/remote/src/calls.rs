@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// Calls in flight. Clones share the same calls.
+/// Table of sampling calls in flight. Clones share one table.
 #[derive(Clone, Default)]
-pub(crate) struct Calls(Arc<Mutex<CallTable>>);
+pub(crate) struct InFlightCalls(Arc<Mutex<CallTable>>);
 
 #[derive(Default)]
 struct CallTable {
     /// Number of calls registered so far.
     count: u64,
-    /// Calls in flight, by call number.
+    /// Calls in flight, by the number under which they were registered.
     calls: HashMap<u64, InFlightCall>,
 }
 
@@ -22,36 +22,37 @@ struct InFlightCall {
     abort: watch::Sender<bool>,
 }
 
-/// Guard of a registered call, which can be aborted until the guard is dropped.
+/// Guard of a registered call. The call can be aborted until the guard is dropped.
 pub(crate) struct CallGuard {
-    calls: Calls,
+    calls: InFlightCalls,
     number: u64,
 }
 
-impl Calls {
-    fn lock(&self) -> MutexGuard<'_, CallTable> {
+impl InFlightCalls {
+    fn lock_table(&self) -> MutexGuard<'_, CallTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a call with its random stream. Returns the channel that reports whether to abort
-    /// it.
+    /// Registers a sampling call with its random stream. Returns the call's guard, and a channel
+    /// that reports whether to abort the call.
     pub fn register(&self, stream: u64) -> (CallGuard, watch::Receiver<bool>) {
         let (abort, aborted) = watch::channel(false);
-        let mut known = self.lock();
+        let mut known = self.lock_table();
         known.count += 1;
         let number = known.count;
         known.calls.insert(number, InFlightCall { stream, abort });
         (CallGuard { calls: self.clone(), number }, aborted)
     }
 
-    /// Returns the number of calls in flight.
+    /// Returns the number of sampling calls in flight.
     pub fn count(&self) -> usize {
-        self.lock().calls.len()
+        self.lock_table().calls.len()
     }
 
-    /// Aborts the calls of a stream, or all calls. Returns how many were not aborted before.
+    /// Aborts the calls with the random stream `stream`, or all calls if `stream` is `None`.
+    /// Returns the number of calls that had not been aborted before.
     pub fn abort(&self, stream: Option<u64>) -> usize {
-        let known = self.lock();
+        let known = self.lock_table();
         let meant =
             known.calls.values().filter(|call| stream.is_none_or(|stream| stream == call.stream));
         meant.filter(|call| !call.abort.send_replace(true)).count()
@@ -60,6 +61,6 @@ impl Calls {
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        self.calls.lock().calls.remove(&self.number);
+        self.calls.lock_table().calls.remove(&self.number);
     }
 }

@@ -4,42 +4,42 @@ use async_trait::async_trait;
 use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 
-/// Statistics of a move between device memory and host memory.
+/// Statistics of a transfer of learner state between device memory and host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TransferReport {
-    /// Bytes moved, over all ranks.
+    /// Number of bytes transferred, over all ranks.
     pub bytes: u64,
-    /// Duration of the move, in seconds.
+    /// Duration of the transfer, in seconds.
     pub seconds: f64,
 }
 
-/// A learner that can release its devices. Any call except planning moves its state back
-/// automatically.
+/// A learner that can move its state to host memory to release its devices. Any learner call except
+/// planning moves the state back automatically.
 #[async_trait]
 pub trait Offload: Send + Sync {
-    /// Moves weights, gradients and optimizer state to host memory. With `keeps_weights`, the
-    /// policy's weights stay on the devices, so that they can be sent. State that is already in
-    /// host memory stays there.
+    /// Moves weights, gradients and optimizer state to host memory. If `keeps_weights` is true, the
+    /// policy's weights stay on the devices, so that they can be sent to samplers. State that is
+    /// already in host memory stays there.
     ///
     /// # Errors
     /// Returns an error if host memory is insufficient or the learner is unreachable.
     async fn offload(&self, keeps_weights: bool) -> Result<TransferReport, PolicyError>;
 
-    /// Moves all state back to the devices.
+    /// Moves the learner's complete state from host memory back to the devices.
     ///
     /// # Errors
     /// Returns an error if device memory is insufficient or the learner is unreachable.
     async fn onload(&self) -> Result<TransferReport, PolicyError>;
 }
 
-/// An owner of devices that can hand them to sleeping samplers.
+/// Owner of devices that samplers share with it and that it can hand over to sleeping samplers.
 #[async_trait]
-pub(crate) trait Wake: Send + Sync {
-    /// Hands the devices to the samplers, and returns once they have loaded the newest
+pub(crate) trait SamplerWaker: Send + Sync {
+    /// Hands the devices to the samplers, and returns once the samplers have loaded the newest
     /// weights again.
     ///
     /// # Errors
-    /// Returns an error if the learner cannot be offloaded, there are no weights yet, or no
-    /// sampler loads them.
+    /// Returns an error if the learner cannot be offloaded, if no weights have been published, or
+    /// if no sampler loads the weights.
     async fn wake(&self) -> Result<(), PolicyError>;
 }

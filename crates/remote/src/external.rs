@@ -40,18 +40,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
 pub use endpoint::Endpoint;
-pub(crate) use endpoint::{Server, plain_uri};
+pub(crate) use endpoint::{EndpointServer, plain_uri};
 pub use error::ExternalError;
-use http::{Http, ResponseBody};
-pub(crate) use http::{MAX_ERROR_BYTES, message_of, truncate};
-use limits::Bucket;
+use http::{EndpointHttp, ResponseBody};
+pub(crate) use http::{MAX_ERROR_BYTES, extract_message, truncate};
+use limits::RateLimit;
 pub use request::{ChatParams, ChatRequest};
 pub use response::{CalledTool, ChatEvent, ChatResponse, Finish, Usage};
 pub use service::{Service, ServiceOptions};
-pub(crate) use sse::Decoder;
+pub(crate) use sse::SseDecoder;
 pub use stream::ChatStream;
 use stream::ResponseStart;
-use waits::Waits;
+use waits::CallDeadline;
 
 /// Timeout of [`External::check_reachable`] for each endpoint.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,29 +59,30 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers with their models, in order of preference. Among the servers of one model, the one
-    /// with the fewest calls is used, and on a tie the first. A server of another model is used
-    /// only if these fail.
+    /// Servers with the models that they serve, in order of preference. Among the servers of one
+    /// model, the server with the fewest calls is used, and on a tie the first. A server of another
+    /// model is used only if these servers fail.
     pub endpoints: Vec<Endpoint>,
-    /// Maximum number of calls in flight. At least 1.
+    /// Maximum number of calls in flight. Must be at least 1.
     pub max_running: usize,
     /// Maximum number of requests per minute. 0 disables the limit.
     pub requests_per_minute: u64,
     /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
     pub tokens_per_minute: u64,
-    /// Maximum number of requests per call. At least 1. Only requests that were rejected as busy,
-    /// or of whose response no byte arrived, are retried. Each endpoint is tried once in any case.
+    /// Maximum number of requests per call. Must be at least 1. A request is retried only if it was
+    /// rejected as busy or if no byte of its response arrived. Each endpoint is tried once in any
+    /// case.
     pub tries: usize,
-    /// Timeout for a call, from the wait for a permit to the end of the completion.
+    /// Timeout for a call, which includes the wait for a permit and ends with the completion.
     pub deadline: Duration,
-    /// Timeout for the first bytes of a response, and for the next bytes of a stream.
+    /// Timeout for the first bytes of a response, and for the next bytes of a streamed response.
     pub silence: Duration,
-    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers
-    /// with a certificate authority of their own.
+    /// Path of a PEM file with root certificates that are trusted in addition to Mozilla's list.
+    /// Needed for servers with a private certificate authority.
     pub roots: Option<PathBuf>,
-    /// Maximum size of a response, in bytes. At least 1.
+    /// Maximum size of a response, in bytes. Must be at least 1.
     pub max_bytes: usize,
-    /// Maximum size of one event of a stream, in bytes. At least 1.
+    /// Maximum size of one event of a streamed response, in bytes. Must be at least 1.
     pub max_event_bytes: usize,
 }
 
@@ -102,22 +103,24 @@ impl Default for ExternalOptions {
     }
 }
 
-/// A policy behind third-party chat APIs. Clones share limits and connections.
+/// A policy that is sampled through third-party chat APIs. Clones share rate limits and
+/// connections.
 #[derive(Debug, Clone)]
-pub struct External(Arc<Inner>);
+pub struct External(Arc<ExternalInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ExternalInner {
     options: ExternalOptions,
-    servers: Vec<Server>,
-    http: Http,
+    servers: Vec<EndpointServer>,
+    http: EndpointHttp,
     permits: Arc<Semaphore>,
-    requests: Option<Bucket>,
-    tokens: Option<Bucket>,
+    requests: Option<RateLimit>,
+    tokens: Option<RateLimit>,
 }
 
 impl External {
-    /// Creates a policy behind one or several endpoints. Reads keys from the environment.
+    /// Creates a policy that is sampled through one or several endpoints. Reads the API keys from
+    /// the environment.
     ///
     /// # Errors
     /// Returns [`ExternalError::Invalid`] if an address or option is invalid, and
@@ -126,7 +129,7 @@ impl External {
         Self::with_environment(options, |name| std::env::var(name))
     }
 
-    /// Creates a policy behind endpoints that all have the key `key`, whatever their `key_env`.
+    /// Creates a policy whose endpoints all have the API key `key`. Their `key_env` is ignored.
     ///
     /// # Errors
     /// Returns [`ExternalError::Invalid`] if an address or option is invalid.
@@ -155,27 +158,30 @@ impl External {
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ExternalError::Invalid(format!("{name} is 0, but must be at least 1")));
         }
-        let servers = options.endpoints.iter().map(|endpoint| Server::new(endpoint, &variable));
-        Ok(External(Arc::new(Inner {
+        let servers =
+            options.endpoints.iter().map(|endpoint| EndpointServer::new(endpoint, &variable));
+        Ok(External(Arc::new(ExternalInner {
             servers: servers.collect::<Result<_, _>>()?,
-            http: Http::new(options.roots.as_deref())?,
+            http: EndpointHttp::new(options.roots.as_deref())?,
             permits: Arc::new(Semaphore::new(options.max_running.min(Semaphore::MAX_PERMITS))),
-            requests: Bucket::new(options.requests_per_minute),
-            tokens: Bucket::new(options.tokens_per_minute),
+            requests: RateLimit::new(options.requests_per_minute),
+            tokens: RateLimit::new(options.tokens_per_minute),
             options,
         })))
     }
 
-    /// Requests a streamed completion. Returns when its first chunk has arrived.
+    /// Requests a streamed completion. Returns when the first chunk of the completion has arrived.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
-    /// none starts a response within the deadline and the maximum number of tries.
+    /// Returns the failure of the endpoint if there is only one. Returns [`ExternalError::All`]
+    /// with the failure of each endpoint if no endpoint starts a response within the deadline and
+    /// the maximum number of tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
         self.call(request, true, ChatStream::start_response).await
     }
 
-    /// Requests a complete reply that has text or, if the request has tools, tool calls.
+    /// Requests a completion and waits until it is complete. It has text or, if the request has
+    /// tools, text or tool calls.
     ///
     /// # Errors
     /// Returns the same errors as [`stream`](Self::stream).
@@ -184,11 +190,11 @@ impl External {
         self.call(request, false, |stream| stream.collect_text(has_tools)).await
     }
 
-    /// Checks that an endpoint accepts connections. Sends no request.
+    /// Checks that at least one endpoint accepts TCP connections. Sends no request.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
-    /// none accepts a connection within 5 s.
+    /// Returns the failure of the endpoint if there is only one. Returns [`ExternalError::All`]
+    /// with the failure of each endpoint if no endpoint accepts a connection within 5 s.
     pub async fn check_reachable(&self) -> Result<(), ExternalError> {
         let mut failures = Vec::new();
         for server in &self.0.servers {
@@ -203,7 +209,8 @@ impl External {
         })
     }
 
-    /// Calls endpoints until `finish` succeeds on the response of one of them.
+    /// Sends a chat request to endpoints, in order of preference, until `finish` succeeds on the
+    /// response of an endpoint.
     async fn call<T, F>(
         &self,
         request: &ChatRequest,
@@ -213,9 +220,9 @@ impl External {
     where
         F: Future<Output = Result<T, ExternalError>> + Send,
     {
-        let Inner { options, servers, .. } = &*self.0;
+        let ExternalInner { options, servers, .. } = &*self.0;
         let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
-        let mut waits = Waits::new(options.deadline, names.join(", "));
+        let mut waits = CallDeadline::new(options.deadline, names.join(", "));
         let what = format!("a permit for one of {} concurrent calls", options.max_running);
         let permit = waits.wait(what, self.0.permits.clone().acquire_owned()).await?;
         let permit =
@@ -224,8 +231,8 @@ impl External {
         let limit = self.0.requests.as_ref();
         let what = format!("the limit requests_per_minute = {per_minute}");
         await_limit(&mut waits, what.clone(), limit, 1).await?;
-        let guessed =
-            request.tokens(request.body(&servers[0].model, stream).to_string().as_bytes());
+        let guessed = request
+            .estimate_tokens(request.to_body(&servers[0].model, stream).to_string().as_bytes());
         let per_minute = options.tokens_per_minute;
         let tokens = self.0.tokens.as_ref();
         await_limit(
@@ -238,8 +245,8 @@ impl External {
         let mut state = FailoverState::new(servers.len());
         let mut running = FuturesUnordered::new();
         loop {
-            if let Some(number) = state.next(servers, options.tries, waits.remaining()) {
-                state.request_count(number);
+            if let Some(number) = state.next_endpoint(servers, options.tries, waits.remaining()) {
+                state.record_request(number);
                 let permit = permit.clone();
                 let mut waits = waits.clone();
                 let finish = &finish;
@@ -266,52 +273,52 @@ impl External {
             tokio::select! {
                 Some((number, done)) = running.next() => match done {
                     Ok(done) => {
-                        state.served(servers, number);
+                        state.record_success(servers, number);
                         return Ok(done);
                     }
-                    Err(error) => state.failed(servers, number, error),
+                    Err(error) => state.record_failure(servers, number, error),
                 },
-                _ = sleep(part), if num_untried > 0 => state.slow(servers),
+                _ = sleep(part), if num_untried > 0 => state.mark_slow(servers),
             }
         }
         // No tokens were sampled.
         if let Some(bucket) = &self.0.tokens {
             bucket.give_back(guessed as f64);
         }
-        Err(state.error(servers, options.deadline))
+        Err(state.into_error(servers, options.deadline))
     }
 
-    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes
-    /// of the response have arrived.
+    /// Sends a chat request to the endpoint `number`, after waiting for the pause that the endpoint
+    /// has requested, if any. Returns when the first bytes of the response have arrived.
     async fn send(
         &self,
         request: &ChatRequest,
         stream: bool,
         number: usize,
         (permit, guessed): (Arc<OwnedSemaphorePermit>, u64),
-        mut waits: Waits,
+        mut waits: CallDeadline,
     ) -> Result<ChatStream, ExternalError> {
         let server = &self.0.servers[number];
         let running = server.start_response();
-        waits.wait(server.pause_text(), sleep(server.rests_for())).await?;
+        waits.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
         waits.endpoint.clone_from(&server.name);
-        let body = request.body(&server.model, stream).to_string();
+        let body = request.to_body(&server.model, stream).to_string();
         let (response, first) = self.post_request(server, Bytes::from(body), &mut waits).await?;
         debug!(endpoint = server.name, stream, "a chat completion started");
         let start = ResponseStart { response, first, guessed };
         Ok(ChatStream::new(self.clone(), number, waits, (permit, running), start))
     }
 
-    /// Sends a request, and waits for the first bytes of the response.
+    /// Posts a request, and waits for the first bytes of the response.
     async fn post_request(
         &self,
-        server: &Server,
+        server: &EndpointServer,
         body: Bytes,
-        waits: &mut Waits,
+        waits: &mut CallDeadline,
     ) -> Result<(ResponseBody, Option<Bytes>), ExternalError> {
         let options = &self.0.options;
         let mut response = self.0.http.post(server, body, options.max_bytes, waits).await?;
-        match response.next(options.silence, waits).await? {
+        match response.next_bytes(options.silence, waits).await? {
             None => Err(ExternalError::Broken {
                 endpoint: server.name.clone(),
                 bytes: 0,
@@ -322,12 +329,12 @@ impl External {
     }
 }
 
-/// State of one call that tries several endpoints.
+/// State of one chat call that tries several endpoints.
 struct FailoverState {
-    /// Number of requests to each endpoint.
+    /// Number of requests to each endpoint in this call.
     request_counts: Vec<usize>,
     is_running: Vec<bool>,
-    /// Whether to call the next endpoint although the running ones have not failed.
+    /// Whether to call a further endpoint although the requests in flight have not failed.
     is_slow: bool,
     failures: Vec<Option<ExternalError>>,
 }
@@ -343,9 +350,14 @@ impl FailoverState {
         }
     }
 
-    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is
-    /// left.
-    fn next(&self, servers: &[Server], tries: usize, remaining: Duration) -> Option<usize> {
+    /// Returns the index of the next endpoint to call. Returns `None` if a request is in flight and
+    /// not slow, or if no endpoint is left that can be called.
+    fn next_endpoint(
+        &self,
+        servers: &[EndpointServer],
+        tries: usize,
+        remaining: Duration,
+    ) -> Option<usize> {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
         }
@@ -353,7 +365,7 @@ impl FailoverState {
             match &self.failures[*number] {
                 None => self.request_counts[*number] == 0,
                 Some(error) => {
-                    error.repeats_nothing() && self.request_counts.iter().sum::<usize>() < tries
+                    error.is_safe_to_retry() && self.request_counts.iter().sum::<usize>() < tries
                 }
             }
         });
@@ -375,22 +387,23 @@ impl FailoverState {
             .map(|(_, number)| number)
     }
 
-    /// Returns the number of endpoints that were not called yet and are not pausing.
-    fn num_untried(&self, servers: &[Server]) -> usize {
+    /// Returns the number of endpoints that this call has not tried and that are not in a pause.
+    fn num_untried(&self, servers: &[EndpointServer]) -> usize {
         (0..servers.len())
             .filter(|number| {
-                self.request_counts[*number] == 0 && servers[*number].rests_for().is_zero()
+                self.request_counts[*number] == 0 && servers[*number].remaining_pause().is_zero()
             })
             .count()
     }
 
-    fn request_count(&mut self, number: usize) {
+    fn record_request(&mut self, number: usize) {
         (self.request_counts[number], self.is_running[number], self.is_slow) =
             (self.request_counts[number] + 1, true, false);
     }
 
-    /// Marks the running endpoints as slow: they have taken their part of the time.
-    fn slow(&mut self, servers: &[Server]) {
+    /// Marks the endpoints with requests in flight as slow, because they have used up their
+    /// fraction of the deadline.
+    fn mark_slow(&mut self, servers: &[EndpointServer]) {
         self.is_slow = true;
         for (server, _) in
             servers.iter().zip(&self.is_running).filter(|(_, is_running)| **is_running)
@@ -399,46 +412,47 @@ impl FailoverState {
                 endpoint = server.name,
                 "a chat completion is slow, so another endpoint is called in parallel"
             );
-            server.failed();
+            server.record_failure();
         }
     }
 
-    /// Records a failure. The call continues at the next endpoint, if there is one.
-    fn failed(&mut self, servers: &[Server], number: usize, error: ExternalError) {
+    /// Records that the endpoint `number` failed. The call continues at the next endpoint, if there
+    /// is one.
+    fn record_failure(&mut self, servers: &[EndpointServer], number: usize, error: ExternalError) {
         let server = &servers[number];
         warn!(endpoint = server.name, %error, "a chat completion failed");
         server.note_cause(&error);
         match &error {
             // The status handler has already set the pause that the server requested.
             ExternalError::Busy { .. } => {}
-            error if error.repeats_nothing() => drop(server.note_rejection(None)),
-            error if error.is_of_request() => {}
+            error if error.is_safe_to_retry() => drop(server.note_rejection(None)),
+            error if error.is_request_error() => {}
             // The wait for one of this client's own limits timed out.
             ExternalError::Deadline { endpoint, .. } if *endpoint != server.name => {}
-            _ => server.failed(),
+            _ => server.record_failure(),
         }
         self.is_running[number] = false;
         self.is_slow = self.is_running.contains(&true);
         self.failures[number] = Some(error);
     }
 
-    /// Records a response. As the request could be served, earlier errors that blamed it count
-    /// against their servers.
-    fn served(&self, servers: &[Server], number: usize) {
+    /// Records that the endpoint `number` served the request. Since the request was valid, other
+    /// endpoints that rejected it as invalid count as failed.
+    fn record_success(&self, servers: &[EndpointServer], number: usize) {
         servers[number].note_success();
         for (server, error) in servers.iter().zip(&self.failures) {
-            if error.as_ref().is_some_and(ExternalError::is_of_request) {
-                server.failed();
+            if error.as_ref().is_some_and(ExternalError::is_request_error) {
+                server.record_failure();
             }
         }
     }
 
-    /// Builds the error of a call that no endpoint served.
-    fn error(mut self, servers: &[Server], waited: Duration) -> ExternalError {
+    /// Builds the error of a call that no endpoint served. `waited` is the duration of the call.
+    fn into_error(mut self, servers: &[EndpointServer], waited: Duration) -> ExternalError {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();
-            let pause = Duration::from_secs(server.rests_for().as_secs() + 1);
-            let cause = server.cause();
+            let pause = Duration::from_secs(server.remaining_pause().as_secs() + 1);
+            let cause = server.describe_last_failure();
             let what = format!("an endpoint that can be called again, in {pause:?}{cause}");
             failure.get_or_insert(ExternalError::Deadline { endpoint, waited, what });
         }
@@ -450,12 +464,12 @@ impl FailoverState {
     }
 }
 
-/// Takes an amount from a rate limit, and waits until it is available. Without a limit, returns at
-/// once.
+/// Takes `amount` from the rate limit `bucket`, and waits until this amount is available. Returns
+/// immediately if `bucket` is `None`, which means no limit.
 async fn await_limit(
-    waits: &mut Waits,
+    waits: &mut CallDeadline,
     what: String,
-    bucket: Option<&Bucket>,
+    bucket: Option<&RateLimit>,
     amount: u64,
 ) -> Result<(), ExternalError> {
     let Some(bucket) = bucket else { return Ok(()) };

@@ -41,34 +41,34 @@ pub use description::{
     Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerRequirements, POLICY,
     REFERENCE,
 };
-use group::{Call, Group};
+use group::{LearnerCall, LearnerGroup};
 pub use link::{LearnerOptions, Processes};
 use wire::Body;
 
-/// A learner in a group of other processes.
+/// Client of one learner in a group of learners that run in other processes.
 #[derive(Clone)]
 pub struct RemoteLearner {
-    group: Arc<Group>,
+    group: Arc<LearnerGroup>,
     name: String,
 }
 
 impl RemoteLearner {
-    /// Connects to a group, and checks that it fits the run. Returns the learner of its policy.
-    /// `processes` are kept alive until all learners of the group are dropped.
+    /// Connects to a group of learners, and checks that it fits the run. Returns the learner of the
+    /// group's policy. `processes` are kept alive until all learners of the group are dropped.
     ///
     /// # Errors
-    /// Returns an error if the URL or the token is invalid, the group does not respond in time, or
-    /// it does not fit the run. The error then names the difference and what to change.
+    /// Returns an error if the URL or the token is invalid, or if the group does not respond in
+    /// time. If the group does not fit the run, the error names the difference and what to change.
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
         expected: &LearnerRequirements,
     ) -> Result<Self, PolicyError> {
-        let group = Group::connect(options, processes, expected).await?;
+        let group = LearnerGroup::connect(options, processes, expected).await?;
         Ok(RemoteLearner { group, name: POLICY.into() })
     }
 
-    /// Returns another learner of the same group.
+    /// Returns the learner named `name` of the same group.
     #[must_use]
     pub fn with_name(&self, name: &str) -> Self {
         RemoteLearner { group: self.group.clone(), name: name.into() }
@@ -91,12 +91,12 @@ impl RemoteLearner {
         body: Body,
         what: &(dyn Fn(usize) -> String + Sync),
     ) -> Result<Body, PolicyError> {
-        let call = Call { learner: &self.name, verb, body, what };
+        let call = LearnerCall { learner: &self.name, verb, body, what };
         Ok(self.group.call(call, &mut || {}).await?.0)
     }
 
-    /// Requests arrays with one number per target of a batch.
-    async fn numbers<const N: usize>(
+    /// Calls `verb` on the learner, and returns arrays with one number per target of `batch`.
+    async fn request_numbers<const N: usize>(
         &self,
         verb: &'static str,
         names: [&str; N],
@@ -111,7 +111,7 @@ impl RemoteLearner {
         for (slot, name) in found.iter_mut().zip(names) {
             *slot = response
                 .take_numbers(name, batch.targets.len())
-                .map_err(|why| self.wrong(verb, &why))?;
+                .map_err(|why| self.response_error(verb, &why))?;
         }
         Ok(found)
     }
@@ -122,18 +122,18 @@ impl RemoteLearner {
         response: &mut Body,
         name: &str,
     ) -> Result<T, PolicyError> {
-        response.take(name).map_err(|why| self.wrong(verb, &why))
+        response.take(name).map_err(|why| self.response_error(verb, &why))
     }
 
-    fn wrong(&self, verb: &str, why: &str) -> PolicyError {
+    fn response_error(&self, verb: &str, why: &str) -> PolicyError {
         PolicyError::Invalid(format!(
-            "the response of the learner at {} to {verb}: {why}",
+            "the response of the learner at {} to {verb} cannot be used: {why}",
             self.group.url()
         ))
     }
 
     /// Checks that files written by the learner can be read on this machine.
-    fn check_here(&self, manifest: &Manifest) -> Result<(), PolicyError> {
+    fn check_files_are_readable(&self, manifest: &Manifest) -> Result<(), PolicyError> {
         let WeightsLocation::Local(dir) = &manifest.location else { return Ok(()) };
         for file in &manifest.files {
             let path = dir.join(&file.name);
@@ -155,15 +155,15 @@ impl RemoteLearner {
     }
 }
 
-/// Sums of a micro-batch as JSON, which represents numbers that are not finite as `null`.
+/// Sums of a micro-batch in JSON, where `null` represents a number that is not finite.
 #[derive(serde::Deserialize)]
 #[serde(transparent)]
-struct Sums(serde_json::Map<String, Value>);
+struct MicroBatchSums(serde_json::Map<String, Value>);
 
-impl Sums {
+impl MicroBatchSums {
     /// Parses the sums of a response. `null` becomes NaN.
-    fn read(self) -> Result<ForwardBackward, String> {
-        let Sums(mut fields) = self;
+    fn parse(self) -> Result<ForwardBackward, String> {
+        let MicroBatchSums(mut fields) = self;
         let null = Value::Null;
         let zero = json!(0.0);
         let lost: Vec<String> = fields
@@ -184,23 +184,22 @@ impl Sums {
                 "ratio" => sums.ratio = f64::NAN,
                 "drift" => sums.drift = f64::NAN,
                 "max_mismatch" => sums.max_mismatch = f32::NAN,
-                other => return Err(format!("the sum {other} must not be null")),
+                other => return Err(format!("the sum {other} is null, but must be a number")),
             }
         }
         Ok(sums)
     }
 }
 
-/// Result of an optimizer step as JSON, which represents a gradient norm that is not finite as
-/// `null`.
+/// Result of an optimizer step in JSON, where `null` represents a gradient norm that is not finite.
 #[derive(serde::Deserialize)]
-struct Step {
+struct OptimStepResult {
     grad_norm: Option<f64>,
     applied: bool,
 }
 
-impl From<Step> for OptimReport {
-    fn from(Step { grad_norm, applied }: Step) -> Self {
+impl From<OptimStepResult> for OptimReport {
+    fn from(OptimStepResult { grad_norm, applied }: OptimStepResult) -> Self {
         OptimReport { grad_norm: grad_norm.unwrap_or(f64::NAN), applied }
     }
 }
@@ -209,8 +208,8 @@ fn to_json(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
-/// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner
-/// that computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
+/// Returns the parameters of an optimizer step as JSON, with all digits of each `f32`. Thus a
+/// learner that computes in f64 gets exactly the recorded value, not the shortest decimal for it.
 fn params_to_json(params: &OptimParams) -> Result<Value, PolicyError> {
     let mut json = to_json(params)?;
     for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
@@ -277,34 +276,34 @@ impl Learner for RemoteLearner {
             }
             _ => "an optimizer step".into(),
         };
-        let call = Call { learner: &self.name, verb: "train", body, what: &what };
+        let call = LearnerCall { learner: &self.name, verb: "train", body, what: &what };
         let (mut response, notified) = self.group.call(call, done).await?;
-        let sums: Vec<Sums> = self.take("train", &mut response, "sums")?;
-        let sums = sums.into_iter().map(Sums::read).collect::<Result<Vec<_>, _>>();
-        let sums = sums.map_err(|why| self.wrong("train", &why))?;
+        let sums: Vec<MicroBatchSums> = self.take("train", &mut response, "sums")?;
+        let sums = sums.into_iter().map(MicroBatchSums::parse).collect::<Result<Vec<_>, _>>();
+        let sums = sums.map_err(|why| self.response_error("train", &why))?;
         if sums.len() != batches {
             let why = format!("expected sums of {batches} micro-batches, but found {}", sums.len());
-            return Err(self.wrong("train", &why));
+            return Err(self.response_error("train", &why));
         }
         (notified..batches).for_each(|_| done());
-        let step: Step = self.take("train", &mut response, "step")?;
+        let step: OptimStepResult = self.take("train", &mut response, "step")?;
         Ok(TrainReport { sums, step: step.into() })
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        let [logprobs] = self.numbers("logprobs", ["logprobs"], &batch).await?;
+        let [logprobs] = self.request_numbers("logprobs", ["logprobs"], &batch).await?;
         Ok(logprobs)
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
         let names = ["logprobs", "entropies", "concentrations"];
         let [logprobs, entropies, concentrations] =
-            self.numbers("predictions", names, &batch).await?;
+            self.request_numbers("predictions", names, &batch).await?;
         Ok(Predictions { logprobs, entropies, concentrations })
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        let [values] = self.numbers("values", ["values"], &batch).await?;
+        let [values] = self.request_numbers("values", ["values"], &batch).await?;
         Ok(values)
     }
 
@@ -318,14 +317,14 @@ impl Learner for RemoteLearner {
         let tokens = batch.tokens.len();
         let what = |_| format!("the gradient of a batch of {tokens} tokens");
         let mut response = self.call("forward_backward", body, &what).await?;
-        let sums: Sums = self.take("forward_backward", &mut response, "sums")?;
-        sums.read().map_err(|why| self.wrong("forward_backward", &why))
+        let sums: MicroBatchSums = self.take("forward_backward", &mut response, "sums")?;
+        sums.parse().map_err(|why| self.response_error("forward_backward", &why))
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
         let body = Body::new(json!({ "params": params_to_json(&params)? }));
         let mut response = self.call("optim_step", body, &|_| "an optimizer step".into()).await?;
-        Ok(self.take::<Step>("optim_step", &mut response, "step")?.into())
+        Ok(self.take::<OptimStepResult>("optim_step", &mut response, "step")?.into())
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
@@ -334,7 +333,7 @@ impl Learner for RemoteLearner {
         let what = |_| format!("writing the weights to {}", dir.display());
         let mut response = self.call("save", body, &what).await?;
         let manifest: Manifest = self.take("save", &mut response, "manifest")?;
-        self.check_here(&manifest)?;
+        self.check_files_are_readable(&manifest)?;
         Ok(manifest)
     }
 
@@ -345,8 +344,9 @@ impl Learner for RemoteLearner {
         self.call("load", body, &what).await.map(drop)
     }
 
-    /// Does nothing for processes that this one has started, because they are untrained. Other
-    /// groups may have been trained by an earlier run, so they reload their initial weights.
+    /// Resets the weights to their initial state. Does nothing if this process has started the
+    /// learner's processes, because they are then untrained. Learners of other groups may have been
+    /// trained by an earlier run, so they reload their initial weights.
     async fn reset(&self) -> Result<(), PolicyError> {
         if self.group.is_own() {
             return Ok(());
@@ -361,16 +361,16 @@ impl Learner for RemoteLearner {
         let mut response = self.call("publish", body, &what).await?;
         let weights: WeightsRef = self.take("publish", &mut response, "weights")?;
         if weights.version != version {
-            return Err(self.wrong(
+            return Err(self.response_error(
                 "publish",
                 &format!("the version is {}, but must be {version}", weights.version),
             ));
         }
         if let WeightsAt::Manifest(manifest) = &weights.at {
-            self.check_here(manifest)?;
+            self.check_files_are_readable(manifest)?;
         }
         if self.name == POLICY {
-            self.group.published(version);
+            self.group.record_published(version);
         }
         Ok(weights)
     }
@@ -382,7 +382,7 @@ impl BroadcastWeights for RemoteLearner {
         let what = |_| format!("opening the group {}", opening.group);
         let response = self.call("push_open", Body::new(to_json(opening)?), &what).await?;
         serde_json::from_value(response.json)
-            .map_err(|error| self.wrong("push_open", &error.to_string()))
+            .map_err(|error| self.response_error("push_open", &error.to_string()))
     }
 
     async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
@@ -390,7 +390,7 @@ impl BroadcastWeights for RemoteLearner {
         let response =
             self.call("push_send", body, &|_| format!("sending weights to {group}")).await?;
         serde_json::from_value(response.json)
-            .map_err(|error| self.wrong("push_send", &error.to_string()))
+            .map_err(|error| self.response_error("push_send", &error.to_string()))
     }
 }
 
@@ -402,14 +402,14 @@ impl Offload for RemoteLearner {
         let what = |_| "moving weights and moments to host memory".into();
         let response = self.call("offload", body, &what).await?;
         serde_json::from_value(response.json)
-            .map_err(|error| self.wrong("offload", &error.to_string()))
+            .map_err(|error| self.response_error("offload", &error.to_string()))
     }
 
     async fn onload(&self) -> Result<TransferReport, PolicyError> {
         let what = |_| "moving weights and moments back to the devices".into();
         let response = self.call("onload", Body::new(json!({})), &what).await?;
         serde_json::from_value(response.json)
-            .map_err(|error| self.wrong("onload", &error.to_string()))
+            .map_err(|error| self.response_error("onload", &error.to_string()))
     }
 }
 

@@ -2,18 +2,19 @@
 
 use levade_policy::{PolicyError, uniform};
 
-/// Several policies with weights. The policy that plays a role of an attempt is a function of the
-/// run's seed, the attempt's stream and the role. So a repeated attempt gets the same policy, and
-/// two roles of an attempt are sampled independently.
+/// Several policies with weights, one of which is selected for each role of an attempt. The
+/// selection is a function of the run's seed, the attempt's random stream and the role. So a
+/// repeated attempt gets the same policies, and the selections for two roles of an attempt are
+/// independent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mixture {
-    /// Names, each with the cumulative weight up to and including it.
+    /// Names of the policies, each with the sum of the weights up to and including its own.
     policies: Vec<(String, f64)>,
 }
 
 impl Mixture {
-    /// Creates a mixture of named policies. Each is selected in proportion to its weight; the sum
-    /// of weights need not be 1.
+    /// Creates a mixture of named policies. The probability of a policy is proportional to its
+    /// weight; the sum of the weights need not be 1.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if there are no policies, a name occurs twice, a weight is
@@ -26,12 +27,15 @@ impl Mixture {
         for (name, weight) in policies {
             let name = name.into();
             if !(weight >= 0.0 && weight.is_finite()) {
-                return invalid(format!(
-                    "gives {name:?} the weight {weight}; weights must be 0 or more"
+                return invalid_error(format!(
+                    "the mixture of policies gives {name:?} the weight {weight}; weights must be 0 \
+                     or more"
                 ));
             }
             if known.iter().any(|(other, _)| *other == name) {
-                return invalid(format!("contains {name:?} twice; add up its weights"));
+                return invalid_error(format!(
+                    "the mixture of policies contains {name:?} twice; add up its weights"
+                ));
             }
             sum += weight;
             known.push((name, sum));
@@ -39,14 +43,15 @@ impl Mixture {
         if sum > 0.0 && sum.is_finite() {
             Ok(Mixture { policies: known })
         } else {
-            invalid("has no policy with a weight above 0".into())
+            invalid_error("the mixture of policies has no policy with a weight above 0".into())
         }
     }
 
-    /// Returns the name of the policy that plays `role` in the attempt with this `stream`.
-    pub fn pick(&self, seed: u64, stream: u64, role: &str) -> &str {
+    /// Returns the name of the policy that plays `role` in the attempt with the random stream
+    /// `stream`. `seed` is the run's seed.
+    pub fn pick_policy(&self, seed: u64, stream: u64, role: &str) -> &str {
         let sum = self.policies.last().map_or(0.0, |(_, sum)| *sum);
-        let sample = uniform(seed, stream, counter(role)) * sum;
+        let sample = uniform(seed, stream, role_counter(role)) * sum;
         let index = self.policies.partition_point(|(_, upto)| *upto <= sample);
         // Rounding may reach the sum; then the last policy with a positive weight is selected.
         let last = self.policies.partition_point(|(_, upto)| *upto < sum);
@@ -54,13 +59,13 @@ impl Mixture {
     }
 }
 
-fn invalid(why: String) -> Result<Mixture, PolicyError> {
-    Err(PolicyError::Invalid(format!("a mixture of policies {why}")))
+fn invalid_error(why: String) -> Result<Mixture, PolicyError> {
+    Err(PolicyError::Invalid(why))
 }
 
-/// Returns the random counter of a role (FNV-1a of its name), in the half above all token
-/// positions.
-fn counter(role: &str) -> u64 {
+/// Returns the counter of the random generator for a role: the FNV-1a hash of its name, in the
+/// upper half of the counters, which token positions do not use.
+fn role_counter(role: &str) -> u64 {
     role.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte: u8| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     }) | 1 << 63
@@ -78,7 +83,7 @@ mod tests {
             Mixture::new([("never", 0.0), ("policy", 4.0), ("external", 1.0), ("nor", 0.0)])
                 .unwrap();
         let picks = |role: &str| -> Vec<bool> {
-            (0..10_000).map(|stream| mixture.pick(7, stream, role) == "policy").collect()
+            (0..10_000).map(|stream| mixture.pick_policy(7, stream, role) == "policy").collect()
         };
         let one = picks("opponent");
         let other = picks("judge");
@@ -90,14 +95,15 @@ mod tests {
 
     /// Recorded runs depend on these picks.
     #[test]
-    fn picks_are_stable_across_versions() {
+    fn picked_policies_are_stable_across_levade_versions() {
         let mixture = Mixture::new([("a", 1.0), ("b", 1.0)]).unwrap();
-        let picks: String = (0..16).map(|stream| mixture.pick(1, stream, "opponent")).collect();
+        let picks: String =
+            (0..16).map(|stream| mixture.pick_policy(1, stream, "opponent")).collect();
         assert_eq!(picks, "babbaaabbaaaaaab");
     }
 
     #[test]
-    fn new_rejects_invalid_weights_and_names() {
+    fn mixture_new_rejects_invalid_weights_and_names() {
         assert!(creation_error(&[]).contains("no policy with a weight above 0"));
         assert!(creation_error(&[("a", 0.0)]).contains("no policy with a weight above 0"));
         assert!(creation_error(&[("a", -1.0)]).contains("\"a\" the weight -1;"));
@@ -119,7 +125,7 @@ mod tests {
         ) {
             let named = weights.iter().enumerate().map(|(i, weight)| (i.to_string(), *weight));
             if let Ok(mixture) = Mixture::new(named) {
-                let picked: usize = mixture.pick(seed, stream, &role).parse().unwrap();
+                let picked: usize = mixture.pick_policy(seed, stream, &role).parse().unwrap();
                 prop_assert!(weights[picked] > 0.0);
             }
         }

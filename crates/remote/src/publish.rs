@@ -18,13 +18,14 @@ use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use crate::push::WeightBroadcast;
 use crate::server::{PROBE, ProbeFile};
 
-/// Number of weight directories that are kept: the newest, and the previous one, which a sampler
-/// may still be reading.
+/// Number of weight directories that are kept: the newest directory, and the previous one, which a
+/// sampler may still be reading.
 const KEPT: usize = 2;
 
-/// A learner that publishes its weights as directories, one per version, with the log-probabilities
-/// of a probe by which samplers can be checked. A directory is complete or absent: it is written
-/// under another name, flushed, then renamed. Old directories are removed.
+/// A learner that publishes its weights as directories, one per version. Each directory also
+/// contains the log-probabilities of a probe prompt, by which samplers can be checked. A directory
+/// is complete or absent: it is written under another name, flushed, then renamed. Old directories
+/// are removed.
 pub struct PublishingLearner {
     learner: Arc<dyn Learner>,
     dir: PathBuf,
@@ -39,21 +40,21 @@ impl PublishingLearner {
         PublishingLearner { learner, dir: dir.into(), probe, push: None }
     }
 
-    /// Also offers published weights to `push`, for as long as the learner holds them.
+    /// Also offers the published weights to `push`, until the learner's weights change.
     #[must_use]
     pub fn with_broadcast(self, push: Option<Arc<WeightBroadcast>>) -> Self {
         PublishingLearner { push, ..self }
     }
 
-    /// Waits until the weights may change, that is, until a push in progress has ended.
-    async fn withdraw(&self) {
+    /// Waits until the learner's weights may change, that is, until a push in progress has ended.
+    async fn withdraw_broadcast(&self) {
         if let Some(push) = &self.push {
             push.withdraw().await;
         }
     }
 
-    /// Writes the weights of a version into a directory, and returns its manifest.
-    async fn write(&self, version: u64) -> Result<Manifest, PolicyError> {
+    /// Writes the weights of a version into a directory, and returns the directory's manifest.
+    async fn write_weights(&self, version: u64) -> Result<Manifest, PolicyError> {
         let target = self.dir.join(format!("v{version}"));
         let partial = self.dir.join(format!("v{version}.half"));
         for old in [&partial, &target] {
@@ -65,19 +66,21 @@ impl PublishingLearner {
         std::fs::create_dir_all(&partial)
             .map_err(|error| storage_error("create", &partial, error))?;
         let saved = self.learner.save(&partial, false).await?;
-        let manifest = self.with_probe(&partial, saved).await?;
+        let manifest = self.add_probe(&partial, saved).await?;
         std::fs::rename(&partial, &target)
             .map_err(|error| storage_error("rename", &partial, error))?;
-        self.prune(&target);
+        self.prune_old_dirs(&target);
         Ok(Manifest { location: WeightsLocation::Local(target), ..manifest })
     }
 
-    /// Adds the log-probabilities of the probe to a directory and its manifest. The learner has
-    /// already flushed its files, and this file is flushed too: a server on another machine may
-    /// read it over a shared disk after this machine has failed.
-    async fn with_probe(&self, dir: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
-        let probe =
-            ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
+    /// Adds the log-probabilities of the probe prompt to a directory of weights and its manifest.
+    /// The learner has already flushed its files, and this file is flushed too, because a server on
+    /// another machine may read it over a shared disk after this machine has failed.
+    async fn add_probe(&self, dir: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
+        let probe = ProbeFile {
+            tokens: self.probe.clone(),
+            logprobs: self.compute_probe_logprobs().await?,
+        };
         let text = serde_json::to_string(&probe)
             .map_err(|error| PolicyError::Storage(error.to_string()))?;
         let path = dir.join(PROBE);
@@ -94,7 +97,7 @@ impl PublishingLearner {
         Ok(Manifest { files, ..manifest })
     }
 
-    async fn logprobs_of_probe(&self) -> Result<Vec<f32>, PolicyError> {
+    async fn compute_probe_logprobs(&self) -> Result<Vec<f32>, PolicyError> {
         let path = SequenceInput {
             tokens: self.probe.clone().into(),
             targets: (1..self.probe.len())
@@ -110,9 +113,9 @@ impl PublishingLearner {
         self.learner.logprobs(Arc::new(batch)).await
     }
 
-    /// Removes all directories except the newest [`KEPT`]. Ignores directories that cannot be
-    /// removed.
-    fn prune(&self, newest: &Path) {
+    /// Removes old weight directories: all except the newest [`KEPT`]. Ignores directories that
+    /// cannot be removed.
+    fn prune_old_dirs(&self, newest: &Path) {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut found: Vec<(std::time::SystemTime, PathBuf)> = entries
             .filter(|entry| {
@@ -144,7 +147,7 @@ impl Learner for PublishingLearner {
         micro_batch_plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        self.withdraw().await;
+        self.withdraw_broadcast().await;
         self.learner.train(update, micro_batch_plan, done).await
     }
 
@@ -177,7 +180,7 @@ impl Learner for PublishingLearner {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.withdraw().await;
+        self.withdraw_broadcast().await;
         self.learner.optim_step(params).await
     }
 
@@ -186,12 +189,12 @@ impl Learner for PublishingLearner {
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        self.withdraw().await;
+        self.withdraw_broadcast().await;
         self.learner.load(dir, with_optimizer).await
     }
 
     async fn reset(&self) -> Result<(), PolicyError> {
-        self.withdraw().await;
+        self.withdraw_broadcast().await;
         self.learner.reset().await
     }
 
@@ -199,13 +202,14 @@ impl Learner for PublishingLearner {
         self.learner.handoff_time()
     }
 
-    /// Publishes the weights. Weights in memory are written to a directory; the probe is added to a
-    /// directory that the learner has written on this machine.
+    /// Publishes the weights as version `version`. Weights in memory are written to a directory.
+    /// The log-probabilities of the probe prompt are added to a directory that the learner has
+    /// written on this machine.
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.withdraw().await;
+        self.withdraw_broadcast().await;
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
-            WeightsAt::Memory => self.write(version).await?,
+            WeightsAt::Memory => self.write_weights(version).await?,
             WeightsAt::Manifest(Manifest {
                 location: WeightsLocation::Local(dir),
                 content,
@@ -213,7 +217,7 @@ impl Learner for PublishingLearner {
             }) => {
                 let manifest =
                     Manifest { location: WeightsLocation::Local(dir.clone()), content, files };
-                self.with_probe(&dir, manifest).await?
+                self.add_probe(&dir, manifest).await?
             }
             other => return Ok(WeightsRef { at: other, ..weights }),
         };

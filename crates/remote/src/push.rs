@@ -15,13 +15,13 @@ use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Library that carries tensors between the processes of a group.
+/// Communication library that sends tensors between the processes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupBackend {
-    /// Between CPUs.
+    /// Gloo, which sends tensors between CPUs.
     Gloo,
-    /// Between GPUs.
+    /// NCCL, which sends tensors between GPUs.
     Nccl,
 }
 
@@ -35,102 +35,103 @@ impl GroupBackend {
     }
 }
 
-/// How the processes of a group find each other.
+/// Method by which the processes of a group find each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rendezvous {
-    /// Through a store that the learner serves.
+    /// The processes connect to a key-value store that the learner serves.
     Store,
-    /// By a unique ID of NCCL, which the learner creates and the server receives.
+    /// The processes use a unique id of NCCL, which the learner creates and the server receives.
     UniqueId,
 }
 
-/// Request to open a group for one push to one server.
+/// Request to open a process group for one push of weights to one server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupSpec {
-    /// Name of the group.
+    /// Name of the process group.
     pub group: String,
     /// Version of the weights to send.
     pub version: u64,
-    /// Library that carries the tensors.
+    /// Library that sends the tensors.
     pub backend: GroupBackend,
-    /// Way in which the processes meet.
+    /// Method by which the processes find each other.
     pub rendezvous: Rendezvous,
     /// Number of processes in the group: the sender, and the processes of the server.
     pub ranks: usize,
-    /// Host by which the server is reached: a name or an IP address.
+    /// Host name or IP address of the server, as the learner reaches it.
     pub peer: String,
     /// Timeout in seconds for joining, and again for receiving all weights.
     pub seconds: f64,
 }
 
-/// Information that a process needs to join a group.
+/// Information that a process needs to join a process group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RendezvousInfo {
-    /// Through a store.
+    /// The process connects to a key-value store.
     Store {
         /// Address of the learner's machine, as the server reaches it.
         address: String,
-        /// Port of the store.
+        /// TCP port of the store.
         port: u16,
     },
-    /// By a unique ID of NCCL.
+    /// The process uses a unique id of NCCL.
     UniqueId {
-        /// The ID, in base64.
+        /// NCCL's unique id, in base64.
         unique_id: String,
     },
 }
 
-/// An open group: how to join it, and the tensors in the order in which they will be sent.
+/// An open process group, and the tensors that will be sent through it, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupInfo {
-    /// How the processes join.
+    /// Information that the processes need to join.
     #[serde(rename = "meeting")]
     pub rendezvous: RendezvousInfo,
-    /// Names of the tensors, as in weight files.
+    /// Names of the tensors, as in weight files, in the order in which they are sent.
     pub names: Vec<String>,
-    /// Types of the tensors, as PyTorch names them; one per name.
+    /// Data types of the tensors, as PyTorch names them, one per name.
     pub dtypes: Vec<String>,
-    /// Shapes of the tensors; one per name.
+    /// Shapes of the tensors, one per name.
     pub shapes: Vec<Vec<usize>>,
 }
 
-/// Statistics of a successful push.
+/// Statistics of a successful push of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SendReport {
-    /// Number of tensors sent.
+    /// Number of tensors that were sent.
     pub tensors: usize,
-    /// Size of the tensors, in bytes.
+    /// Total size of the tensors, in bytes.
     pub bytes: u64,
     /// Duration of the push, in seconds.
     pub seconds: f64,
 }
 
-/// A learner that sends its weights into process groups.
+/// A learner that can send its weights to servers through process groups.
 #[async_trait]
 pub trait BroadcastWeights: Send + Sync {
-    /// Opens a group, and closes a group that was left open. From then on, processes can join.
+    /// Opens a process group, which processes can then join. Closes a group that was left open.
     ///
     /// # Errors
     /// Returns an error if the learner no longer holds the weights of the requested version, cannot
     /// send them, or is unreachable.
     async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError>;
 
-    /// Sends all weights into the open group, and closes the group.
+    /// Sends all weights through the open process group `group`, and closes the group.
     ///
     /// # Errors
-    /// Returns an error if a process did not join, exited or timed out, and if the learner is
+    /// Returns an error if a process did not join, exited or timed out, or if the learner is
     /// unreachable.
     async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError>;
 }
 
-/// Coordinates pushes of a learner's weights: one at a time, and only of the weights that the
+/// Coordinates pushes of a learner's weights: one push at a time, and only of the weights that the
 /// learner published last and still holds.
 pub struct WeightBroadcast {
     learner: Arc<dyn BroadcastWeights>,
     backend: GroupBackend,
-    /// The version that may be sent. Locked during a push.
+    /// Version of the weights that may be pushed. `None` if the weights may not be pushed. Locked
+    /// during a push.
     offered: Mutex<Option<u64>>,
     groups: AtomicU64,
     sent: AtomicU64,
@@ -151,7 +152,7 @@ impl WeightBroadcast {
         }
     }
 
-    /// Returns the library that carries the weights.
+    /// Returns the library that sends the weights.
     pub fn backend(&self) -> GroupBackend {
         self.backend
     }
@@ -161,24 +162,26 @@ impl WeightBroadcast {
         (self.sent.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed))
     }
 
-    /// Allows pushes of a version, which the learner must hold until [`withdraw`](Self::withdraw).
+    /// Allows pushes of the version `version`. The learner must hold these weights until
+    /// [`withdraw`](Self::withdraw) is called.
     pub(crate) async fn offer(&self, version: u64) {
         *self.offered.lock().await = Some(version);
     }
 
-    /// Disallows pushes, after the push in progress has ended. Called before the learner's weights
-    /// change.
+    /// Disallows pushes, and waits until a push in progress has ended. Must be called before the
+    /// learner's weights change.
     pub(crate) async fn withdraw(&self) {
         *self.offered.lock().await = None;
     }
 
-    /// Returns whether this version may be pushed.
-    pub(crate) async fn offers(&self, version: u64) -> bool {
+    /// Returns whether the weights of version `version` may be pushed.
+    pub(crate) async fn is_offered(&self, version: u64) -> bool {
         *self.offered.lock().await == Some(version)
     }
 
-    /// Waits until no other push is in progress. Returns `None` if the version may not be pushed.
-    pub(crate) async fn permit(&self, version: u64) -> Option<BroadcastPermit<'_>> {
+    /// Waits until no other push is in progress, and returns a permit. Returns `None` if the
+    /// weights of version `version` may not be pushed.
+    pub(crate) async fn acquire_permit(&self, version: u64) -> Option<BroadcastPermit<'_>> {
         let offered = self.offered.lock().await;
         (*offered == Some(version)).then_some(BroadcastPermit {
             broadcast: self,
@@ -201,11 +204,12 @@ impl BroadcastPermit<'_> {
         self.broadcast.backend
     }
 
-    /// Opens a group for a server with `ranks` processes.
+    /// Opens a process group for a push to a server that has `ranks` processes and the address
+    /// `peer`. `seconds` is the timeout.
     ///
     /// # Errors
     /// Returns an error if the learner rejects the request, fails or is unreachable.
-    pub async fn open(
+    pub async fn open_push_group(
         &self,
         rendezvous: Rendezvous,
         ranks: usize,
@@ -226,16 +230,16 @@ impl BroadcastPermit<'_> {
         Ok((opening, opened))
     }
 
-    /// Makes the learner send its weights into the group.
+    /// Makes the learner send its weights through the process group.
     ///
     /// # Errors
     /// Returns an error if the learner rejects the request, fails or is unreachable.
-    pub async fn send(&self, group: &str) -> Result<SendReport, PolicyError> {
+    pub async fn send_weights(&self, group: &str) -> Result<SendReport, PolicyError> {
         self.broadcast.learner.send_to(group).await
     }
 
-    /// Counts the push as successful or failed.
-    pub fn ends(&self, well: bool) {
+    /// Counts the push as successful if `well` is true, otherwise as failed.
+    pub fn count_push(&self, well: bool) {
         let count = if well { &self.broadcast.sent } else { &self.broadcast.missed };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -265,20 +269,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn push_excludes_other_pushes_and_weight_changes() {
         let broadcast = Arc::new(WeightBroadcast::new(Arc::new(Mute), GroupBackend::Gloo));
-        assert!(broadcast.permit(1).await.is_none(), "nothing is published yet");
+        assert!(broadcast.acquire_permit(1).await.is_none(), "nothing is published yet");
         broadcast.offer(1).await;
-        assert!(broadcast.permit(2).await.is_none());
-        let permit = broadcast.permit(1).await.unwrap();
-        let (opening, _) = permit.open(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
+        assert!(broadcast.acquire_permit(2).await.is_none());
+        let permit = broadcast.acquire_permit(1).await.unwrap();
+        let (opening, _) =
+            permit.open_push_group(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
         assert_eq!((opening.ranks, opening.version), (3, 1));
         // Neither another push nor a change of the weights starts before this push has ended.
         let wait = Duration::from_secs(60);
-        assert!(tokio::time::timeout(wait, broadcast.permit(1)).await.is_err());
+        assert!(tokio::time::timeout(wait, broadcast.acquire_permit(1)).await.is_err());
         assert!(tokio::time::timeout(wait, broadcast.withdraw()).await.is_err());
-        permit.ends(true);
+        permit.count_push(true);
         drop(permit);
         broadcast.withdraw().await;
-        assert!(broadcast.permit(1).await.is_none());
+        assert!(broadcast.acquire_permit(1).await.is_none());
         assert_eq!(broadcast.counts(), (1, 0));
     }
 

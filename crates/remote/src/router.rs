@@ -49,22 +49,22 @@ use levade_policy::{
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::calls::Calls;
-use call::Call;
+use crate::calls::InFlightCalls;
+use call::RoutedCall;
 pub use choice::{Choice, PrefixOptions};
-use gate::Gate;
+use gate::AdmissionGate;
 pub use options::RouterOptions;
-use pool::Pool;
+use pool::ReplicaPool;
 pub use replica::{Health, ReplicaStatus};
-use totals::Totals;
+use totals::ReplicaTotals;
 
-/// A sampler over several samplers of one policy, its replicas. Dropping the router stops its
-/// probes; calls in flight continue.
+/// A sampler that distributes calls over several samplers of one policy, its replicas. Dropping the
+/// router stops the probes of its replicas; calls in flight continue.
 pub struct Router {
-    pool: Arc<Pool>,
-    gate: Arc<Gate>,
-    calls: Calls,
-    totals: Totals,
+    pool: Arc<ReplicaPool>,
+    gate: Arc<AdmissionGate>,
+    calls: InFlightCalls,
+    totals: ReplicaTotals,
     watches: Mutex<JoinSet<()>>,
     retained: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -74,48 +74,49 @@ impl Router {
     /// within a Tokio runtime.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] if there are no replicas, two replicas have the same name,
-    /// `tries` or `failures` is 0, or the probe is empty.
+    /// Returns [`PolicyError::Invalid`] if there are no replicas, if two replicas have the same
+    /// name, if `tries` or `failures` is 0, or if the probe prompt is empty.
     pub fn new(
         replicas: Vec<(String, Arc<dyn Sampler>)>,
         options: RouterOptions,
     ) -> Result<Self, PolicyError> {
         if replicas.is_empty() {
-            return invalid("has no replicas; add at least one sampler".into());
+            return invalid_error("the router has no replicas; add at least one sampler".into());
         }
         let mut names = BTreeSet::new();
         if let Some((name, _)) = replicas.iter().find(|(name, _)| !names.insert(name)) {
-            return invalid(format!(
-                "has two replicas with the name {name:?}; give each a different name"
+            return invalid_error(format!(
+                "the router has two replicas with the name {name:?}; give each a different name"
             ));
         }
         let positive = [("tries", options.tries), ("failures", options.failures as usize)];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return invalid(format!("has {name} = 0, but it must be at least 1"));
+            return invalid_error(format!("the router has {name} = 0, but it must be at least 1"));
         }
         if options.probe.is_empty() {
-            return invalid(
-                "needs a prompt for its probes; set `probe` to at least one token".into(),
+            return invalid_error(
+                "the router needs a prompt for its probes; set `probe` to at least one token"
+                    .into(),
             );
         }
-        let gate = Gate::new(options.max_running, options.max_waiting);
-        let totals = Totals::new(replicas.len());
-        let pool = Arc::new(Pool::new(replicas, options));
+        let gate = AdmissionGate::new(options.max_running, options.max_waiting);
+        let totals = ReplicaTotals::new(replicas.len());
+        let pool = Arc::new(ReplicaPool::new(replicas, options));
         let mut watches = JoinSet::new();
         for replica in pool.replicas() {
-            watches.spawn(pool.clone().watch(replica));
+            watches.spawn(pool.clone().monitor(replica));
         }
         Ok(Router {
             pool,
             gate,
-            calls: Calls::default(),
+            calls: InFlightCalls::default(),
             totals,
             watches: Mutex::new(watches),
             retained: Vec::new(),
         })
     }
 
-    /// Keeps `what` alive for as long as the router, for example the processes of its replicas.
+    /// Keeps `what` alive as long as the router, for example the processes of its replicas.
     pub fn keep_alive(mut self, what: impl Any + Send + Sync) -> Self {
         self.retained.push(Box::new(what));
         self
@@ -125,7 +126,7 @@ impl Router {
     /// Must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] if a replica with this name exists.
+    /// Returns [`PolicyError::Invalid`] if the router already has a replica with this name.
     pub fn join(
         &self,
         name: impl Into<String>,
@@ -138,12 +139,12 @@ impl Router {
             )));
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.spawn(self.pool.clone().watch(replica));
+        watches.spawn(self.pool.clone().monitor(replica));
         Ok(())
     }
 
-    /// Removes a replica: it gets no more calls, and its calls in flight continue. Returns whether
-    /// a replica with this name existed.
+    /// Removes a replica from the router. It gets no more calls, and its calls in flight continue.
+    /// Returns whether the router had a replica with this name.
     pub fn leave(&self, name: &str) -> bool {
         self.pool.leave(name)
     }
@@ -153,7 +154,7 @@ impl Router {
         self.pool.replicas().iter().map(|replica| replica.status()).collect()
     }
 
-    /// Stops starting calls: new calls wait, up to the maximum number of waiting calls. Running
+    /// Stops starting calls. New calls wait, up to the maximum number of waiting calls. Running
     /// calls continue.
     pub fn pause(&self) {
         self.gate.pause();
@@ -164,10 +165,10 @@ impl Router {
         self.gate.resume();
     }
 
-    /// Stops probing until the next weights are loaded, because the replicas have given up their
-    /// devices. Calls are still sent to the replicas, and wait there.
-    pub(crate) fn rest(&self) {
-        self.pool.rest();
+    /// Stops probing the replicas until they load weights again, because the replicas have given up
+    /// their devices. Calls are still sent to the replicas, and wait there.
+    pub(crate) fn pause_probes(&self) {
+        self.pool.pause_probes();
     }
 
     /// Rejects new calls, and waits until all admitted calls have ended.
@@ -180,8 +181,8 @@ impl Router {
     }
 }
 
-fn invalid(why: String) -> Result<Router, PolicyError> {
-    Err(PolicyError::Invalid(format!("a router {why}")))
+fn invalid_error(why: String) -> Result<Router, PolicyError> {
+    Err(PolicyError::Invalid(why))
 }
 
 #[async_trait]
@@ -195,11 +196,11 @@ impl Sampler for Router {
             )));
         }
         request.params.validate()?;
-        let ticket = self.gate.enter()?;
+        let ticket = self.gate.join_queue()?;
         let (events, stream) = SampleStream::channel();
         let (accepted, response) = oneshot::channel();
         let (call_guard, aborted) = self.calls.register(request.stream);
-        let call = Call {
+        let call = RoutedCall {
             request,
             events,
             aborted,

@@ -51,13 +51,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::calls::Calls;
-use crate::devices::Wake;
-use call::Call;
-use dialect::{Dialect, Facts};
+use crate::calls::InFlightCalls;
+use crate::devices::SamplerWaker;
+use call::ServerCall;
+use dialect::{Facts, ServerDialect};
 use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};
-use sleep::Sleep;
+use sleep::SleepState;
 pub use weight_dir::DirChecks;
 pub(crate) use weight_dir::{PROBE, ProbeFile};
 pub use weight_update::ProbeDifference;
@@ -65,41 +65,42 @@ use weight_update::{LoadedWeights, format_label};
 
 /// A vLLM or SGLang server as a sampler. Clones refer to the same server and share its state.
 #[derive(Clone)]
-pub struct Server(Arc<Inner>);
+pub struct Server(Arc<ServerInner>);
 
-struct Inner {
+struct ServerInner {
     options: ServerOptions,
     http: Http,
-    dialect: Box<dyn Dialect>,
+    dialect: Box<dyn ServerDialect>,
     facts: tokio::sync::Mutex<Option<Arc<Facts>>>,
-    calls: Calls,
+    calls: InFlightCalls,
     /// Weights that requests use, and whether requests may be sent.
-    gate: watch::Sender<Gate>,
+    gate: watch::Sender<RequestGate>,
     /// Locked while weights are replaced, and while the server falls asleep.
     update_lock: tokio::sync::Mutex<()>,
-    sleep: Mutex<Sleep>,
-    /// Wakes the server when it gets a request while asleep. `None` unless devices are shared.
-    wakes: Mutex<Option<Weak<dyn Wake>>>,
+    sleep: Mutex<SleepState>,
+    /// Object that wakes the server if it gets a request while asleep. `None` unless the server
+    /// shares its devices.
+    wakes: Mutex<Option<Weak<dyn SamplerWaker>>>,
     paused: Mutex<PauseClock>,
     /// Number of events received, over all completions.
     progress: std::sync::atomic::AtomicU64,
     difference: Mutex<Option<ProbeDifference>>,
 }
 
-/// Whether requests may be sent, and which weights they use.
+/// Weights that requests to the server use, and whether requests may be sent.
 #[derive(Debug, Clone, Default)]
-struct Gate {
-    /// Number of weight replacements, including failed ones.
+struct RequestGate {
+    /// Number of times that the weights were replaced, including failed attempts.
     changes: u64,
     /// Whether requests are held back, because weights are being replaced or the server sleeps.
     is_closed: bool,
-    /// Whether the server has no weights until it is woken.
+    /// Whether the server sleeps and has no weights until it is woken.
     is_asleep: bool,
-    /// Weights that the server has loaded completely.
+    /// Weights that the server has loaded completely. `None` if it has none.
     weights: Option<Arc<LoadedWeights>>,
 }
 
-/// Time in which requests were held back.
+/// Clock of the time in which requests to the server were held back.
 #[derive(Debug, Default)]
 struct PauseClock {
     total: Duration,
@@ -111,23 +112,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// Creates a client, without contacting the server. Reads the key from the environment.
+    /// Creates a client of an inference server, without contacting the server. Reads the API key
+    /// from the environment.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if the address is invalid or the key is missing.
     pub fn new(options: ServerOptions) -> Result<Self, PolicyError> {
         let http = Http::new(options.kind.name(), &options.url, options.key_env.as_ref())?;
-        let dialect: Box<dyn Dialect> = match options.kind {
+        let dialect: Box<dyn ServerDialect> = match options.kind {
             ServerKind::Vllm => Box::new(vllm::Vllm),
             ServerKind::Sglang => Box::new(sglang::Sglang { adapters: options.adapters }),
         };
-        Ok(Server(Arc::new(Inner {
+        Ok(Server(Arc::new(ServerInner {
             options,
             http,
             dialect,
             facts: tokio::sync::Mutex::default(),
-            calls: Calls::default(),
-            gate: watch::Sender::new(Gate::default()),
+            calls: InFlightCalls::default(),
+            gate: watch::Sender::new(RequestGate::default()),
             update_lock: tokio::sync::Mutex::new(()),
             sleep: Mutex::default(),
             wakes: Mutex::default(),
@@ -138,26 +140,26 @@ impl Server {
     }
 
     /// Inspects the server: checks that it is reachable and was started with the required options.
-    /// Returns its kind, version and model as text.
+    /// Returns the server's kind, version and model as text.
     ///
     /// # Errors
-    /// Returns an error that may pass if the server is unreachable. Returns an error that names the
-    /// cause if a flag is missing, the context is too short, or the tokenizer differs.
+    /// Returns an error if the server is unreachable, which may be temporary. Returns an error that
+    /// names the cause if a flag is missing, the context is too short, or the tokenizer differs.
     pub async fn inspect(&self) -> Result<String, PolicyError> {
-        let facts = self.0.facts().await?;
+        let facts = self.0.query_facts().await?;
         Ok(format!("{} {} with {}", self.0.options.kind.name(), facts.program, facts.model))
     }
 
-    /// Returns the difference between the newest probe's log-probabilities and the learner's, or
-    /// `None` before the first probe.
-    pub fn difference(&self) -> Option<ProbeDifference> {
+    /// Returns the difference between the server's log-probabilities of the newest probe and the
+    /// learner's. `None` before the first probe.
+    pub fn probe_difference(&self) -> Option<ProbeDifference> {
         *lock(&self.0.difference)
     }
 }
 
-impl Inner {
-    /// Returns facts about the server, which are queried once.
-    async fn facts(&self) -> Result<Arc<Facts>, PolicyError> {
+impl ServerInner {
+    /// Returns the properties of the server. They are queried once, then cached.
+    async fn query_facts(&self) -> Result<Arc<Facts>, PolicyError> {
         let mut known = self.facts.lock().await;
         if let Some(facts) = &*known {
             return Ok(Arc::clone(facts));
@@ -175,18 +177,18 @@ impl Inner {
         Ok(facts)
     }
 
-    /// Returns the version of the weights that the server has loaded completely, or 0 if it is
-    /// unknown, as after a restart.
+    /// Returns the version of the weights that the server has loaded completely, or 0 if the
+    /// version is unknown, for example after a restart.
     async fn version(&self) -> Result<u64, PolicyError> {
         let gate = self.gate.borrow().clone();
         let Some(weights) = gate.weights.filter(|_| !gate.is_closed) else {
             // Unless weights are being replaced, still checks that the server is reachable.
             if !gate.is_closed {
-                self.facts().await?;
+                self.query_facts().await?;
             }
             return Ok(0);
         };
-        Ok(if self.has(&weights).await? { weights.version } else { 0 })
+        Ok(if self.still_has(&weights).await? { weights.version } else { 0 })
     }
 }
 
@@ -196,17 +198,17 @@ impl Sampler for Server {
         let inner = &self.0;
         request.validate(inner.options.vocabulary)?;
         request.check_room(inner.options.context)?;
-        if let Some(why) = inner.dialect.rejection(&request.params) {
-            return Err(inner.http.rejection(why));
+        if let Some(why) = inner.dialect.rejection_reason(&request.params) {
+            return Err(inner.http.rejection_error(why));
         }
         if !request.params.stop_strings.is_empty() && inner.options.tokens.is_none() {
             return Err(inner
                 .http
-                .rejection("stop strings require a sampler that knows its vocabulary"));
+                .rejection_error("stop strings require a sampler that knows its vocabulary"));
         }
         let (events, stream) = SampleStream::channel();
         let (call_guard, aborted) = inner.calls.register(request.stream);
-        let call = Call::new(Arc::clone(inner), request, events, aborted);
+        let call = ServerCall::new(Arc::clone(inner), request, events, aborted);
         tokio::spawn(async move {
             call.run().await;
             drop(call_guard);
@@ -219,7 +221,8 @@ impl Sampler for Server {
     }
 
     async fn workload(&self) -> Result<Load, PolicyError> {
-        let reported = self.0.dialect.load(&self.0.http, self.0.options.response_timeout).await?;
+        let reported =
+            self.0.dialect.query_load(&self.0.http, self.0.options.response_timeout).await?;
         Ok(reported.unwrap_or_else(|| Load { running: self.0.calls.count(), ..Load::default() }))
     }
 

@@ -48,48 +48,49 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::devices::{Offload, Wake};
+use crate::devices::{Offload, SamplerWaker};
 use crate::push::WeightBroadcast;
 use crate::router::Router;
 use crate::server::Server;
 
-/// Interval at which an unresponsive server is requested again to sleep.
+/// Interval at which sleep is requested again from an unresponsive server.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A side that can own the devices.
+/// A party that can own the devices: the learner or the inference servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum DeviceOwner {
     /// The learner owns the devices.
     Learner,
     /// The servers own the devices.
     Samplers,
 }
 
-/// An inference server on the learner's devices.
+/// An inference server that shares the learner's devices.
 pub struct ColocatedServer {
     /// Name of the server in logs and errors.
     pub name: String,
-    /// Client of the server.
+    /// Client through which requests are sent to the server.
     pub server: Server,
     /// For a server that the run manages: whether its process exists. `None` for an external
     /// server.
     pub running: Option<watch::Receiver<bool>>,
 }
 
-/// All colocated servers, and the router over them.
-struct Fleet {
+/// All servers that share the learner's devices, and the router over them.
+struct ServerFleet {
     router: Arc<Router>,
     servers: Vec<Arc<ColocatedServer>>,
     push: Option<Arc<WeightBroadcast>>,
 }
 
-/// The owner of the devices, and what is known about the servers.
-struct State {
-    /// The current owner. `None` during a handoff, and after a failed one.
-    holder: Option<Side>,
-    /// The newest weights that the servers have loaded.
+/// State of colocated devices: their owner, and what is known about the servers.
+struct DeviceState {
+    /// Current owner of the devices. `None` during a handoff, and after a failed handoff.
+    holder: Option<DeviceOwner>,
+    /// Newest weights that the servers have loaded. `None` if they have loaded none.
     loaded_weights: Option<WeightsRef>,
-    /// Whether all managed servers are known to be asleep since the learner acquired the devices.
+    /// Whether all servers that the run manages are known to be asleep since the learner acquired
+    /// the devices.
     is_sure: bool,
 }
 
@@ -98,13 +99,13 @@ pub struct Colocation {
     /// Reference to this object, for handoffs that run in tasks of their own.
     itself: Weak<Colocation>,
     learner: Arc<dyn Offload>,
-    /// Maximum time to wait for an unresponsive server to fall asleep.
+    /// Timeout for an unresponsive server to fall asleep.
     sleep_timeout: Duration,
-    fleet: OnceLock<Fleet>,
+    fleet: OnceLock<ServerFleet>,
     /// Locked during a handoff, and by every learner call while it uses the devices.
-    state: Arc<tokio::sync::Mutex<State>>,
+    state: Arc<tokio::sync::Mutex<DeviceState>>,
     starts: watch::Sender<bool>,
-    /// Total duration of all handoffs.
+    /// Total duration of all handoffs of the devices.
     spent: Mutex<Duration>,
 }
 
@@ -112,7 +113,11 @@ impl Colocation {
     /// Creates a coordinator for devices that the learner currently owns. A handoff to the learner
     /// fails if a running server does not fall asleep within `sleep_timeout`.
     pub fn new(learner: Arc<dyn Offload>, sleep_timeout: Duration) -> Arc<Self> {
-        let state = State { holder: Some(Side::Learner), loaded_weights: None, is_sure: false };
+        let state = DeviceState {
+            holder: Some(DeviceOwner::Learner),
+            loaded_weights: None,
+            is_sure: false,
+        };
         Arc::new_cyclic(|itself| Colocation {
             itself: itself.clone(),
             learner,
@@ -132,12 +137,12 @@ impl Colocation {
         self.starts.subscribe()
     }
 
-    /// Returns the total duration of all handoffs so far.
+    /// Returns the total duration of all handoffs of the devices so far.
     pub fn spent(&self) -> Duration {
         *self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Offloads the learner before any server exists, so that the first servers can be started.
+    /// Offloads the learner while there are no servers, so that the first servers can be started.
     ///
     /// # Errors
     /// Returns an error if the learner cannot be offloaded.
@@ -146,12 +151,13 @@ impl Colocation {
         state.holder = None;
         self.learner.offload(false).await?;
         self.starts.send_replace(true);
-        state.holder = Some(Side::Samplers);
+        state.holder = Some(DeviceOwner::Samplers);
         Ok(())
     }
 
-    /// Sets the servers, which must all be awake, the router over them and, unless they load
-    /// weights from directories, the broadcast that sends them weights.
+    /// Sets the router and the servers that share the devices, all of which must be awake. `push`
+    /// is the broadcast that sends weights to the servers. If it is `None`, they load weights from
+    /// directories.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if the servers have already been set.
@@ -163,7 +169,7 @@ impl Colocation {
     ) -> Result<(), PolicyError> {
         servers.iter().for_each(|colocated| colocated.server.set_waker(self.itself.clone()));
         let servers = servers.into_iter().map(Arc::new).collect();
-        self.fleet.set(Fleet { router, servers, push }).map_err(|_| {
+        self.fleet.set(ServerFleet { router, servers, push }).map_err(|_| {
             PolicyError::Invalid(
                 "a learner can share its devices with only one set of servers".into(),
             )
@@ -174,38 +180,38 @@ impl Colocation {
     ///
     /// # Errors
     /// Returns an error if a server cannot be put to sleep or the learner cannot be loaded.
-    async fn acquire_for_learner(&self) -> Result<OwnedMutexGuard<State>, PolicyError> {
+    async fn acquire_for_learner(&self) -> Result<OwnedMutexGuard<DeviceState>, PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let colocation = self.itself()?;
-        run_detached(async move { colocation.to_learner(state).await }).await
+        let colocation = self.upgrade_self()?;
+        run_detached(async move { colocation.hand_to_learner(state).await }).await
     }
 
-    /// Hands the devices to the samplers, and makes them load `weights`.
+    /// Hands the devices to the servers, and makes the servers load `weights`.
     ///
     /// # Errors
     /// Returns an error if the learner cannot be offloaded or no server loads the weights.
     async fn hand_to_samplers(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let colocation = self.itself()?;
+        let colocation = self.upgrade_self()?;
         let weights = weights.clone();
-        run_detached(async move { colocation.to_samplers(state, weights).await }).await
+        run_detached(async move { colocation.hand_over_and_load(state, weights).await }).await
     }
 
-    async fn to_learner(
+    async fn hand_to_learner(
         &self,
-        mut state: OwnedMutexGuard<State>,
-    ) -> Result<OwnedMutexGuard<State>, PolicyError> {
+        mut state: OwnedMutexGuard<DeviceState>,
+    ) -> Result<OwnedMutexGuard<DeviceState>, PolicyError> {
         let start = Instant::now();
-        let changes = state.holder.take() != Some(Side::Learner);
+        let changes = state.holder.take() != Some(DeviceOwner::Learner);
         if changes {
             self.starts.send_replace(false);
         }
         if let Some(fleet) = self.fleet.get() {
             if changes {
-                fleet.router.rest();
+                fleet.router.pause_probes();
             }
             let is_sure = std::mem::take(&mut state.is_sure) && !changes;
-            self.all_sleep(fleet, is_sure).await?;
+            self.put_all_to_sleep(fleet, is_sure).await?;
             state.is_sure = true;
         }
         if changes {
@@ -216,13 +222,13 @@ impl Colocation {
                 moved.bytes, "handed the devices to the learner"
             );
         }
-        state.holder = Some(Side::Learner);
+        state.holder = Some(DeviceOwner::Learner);
         Ok(state)
     }
 
-    async fn to_samplers(
+    async fn hand_over_and_load(
         &self,
-        mut state: OwnedMutexGuard<State>,
+        mut state: OwnedMutexGuard<DeviceState>,
         weights: WeightsRef,
     ) -> Result<(), PolicyError> {
         let start = Instant::now();
@@ -233,7 +239,7 @@ impl Colocation {
             ));
         };
         if let Some(push) = &fleet.push
-            && push.offers(weights.version).await
+            && push.is_offered(weights.version).await
         {
             self.learner.offload(true).await?;
             let mut calls = JoinSet::new();
@@ -258,27 +264,31 @@ impl Colocation {
             "handed the devices to the samplers"
         );
         state.loaded_weights = Some(weights);
-        state.holder = Some(Side::Samplers);
+        state.holder = Some(DeviceOwner::Samplers);
         Ok(())
     }
 
     /// Puts all reachable servers to sleep. If `is_sure`, skips the servers that the run manages,
     /// because they are known to be asleep.
-    async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
+    async fn put_all_to_sleep(
+        &self,
+        fleet: &ServerFleet,
+        is_sure: bool,
+    ) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
         for colocated in
             fleet.servers.iter().filter(|colocated| !is_sure || colocated.running.is_none())
         {
             let colocated = Arc::clone(colocated);
             let sleep_timeout = self.sleep_timeout;
-            calls.spawn(async move { colocated.sleeps(sleep_timeout).await });
+            calls.spawn(async move { colocated.put_to_sleep(sleep_timeout).await });
         }
         // Waits for all servers even if one fails: the next caller then finds the other servers
         // asleep.
         calls.join_all().await.into_iter().collect()
     }
 
-    fn itself(&self) -> Result<Arc<Self>, PolicyError> {
+    fn upgrade_self(&self) -> Result<Arc<Self>, PolicyError> {
         self.itself.upgrade().ok_or_else(|| PolicyError::Stopped("the run".into()))
     }
 
@@ -288,27 +298,28 @@ impl Colocation {
 }
 
 #[async_trait]
-impl Wake for Colocation {
+impl SamplerWaker for Colocation {
     async fn wake(&self) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        if state.holder == Some(Side::Samplers) {
+        if state.holder == Some(DeviceOwner::Samplers) {
             return Ok(());
         }
         let Some(weights) = state.loaded_weights.clone() else {
             return Err(PolicyError::WeightsNotLoaded("no weights have been published yet".into()));
         };
-        let colocation = self.itself()?;
-        run_detached(async move { colocation.to_samplers(state, weights).await }).await
+        let colocation = self.upgrade_self()?;
+        run_detached(async move { colocation.hand_over_and_load(state, weights).await }).await
     }
 }
 
 impl ColocatedServer {
-    /// Puts the server to sleep, or returns if the server has exited and occupies no device.
+    /// Puts the server to sleep. Returns immediately if the server has exited and so occupies no
+    /// device.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, or if it is running and does not fall
     /// asleep within `timeout`.
-    async fn sleeps(&self, timeout: Duration) -> Result<(), PolicyError> {
+    async fn put_to_sleep(&self, timeout: Duration) -> Result<(), PolicyError> {
         let mut last = String::new();
         let asleep = with_timeout(timeout, async {
             loop {
@@ -336,8 +347,8 @@ impl ColocatedServer {
     }
 }
 
-/// Runs `work` to completion in a task of its own, even if the caller is cancelled: in the middle
-/// of a handoff, no side owns the devices.
+/// Runs `work` to completion in a task of its own, even if the caller is cancelled. If a handoff
+/// stopped halfway, no side would own the devices.
 async fn run_detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, PolicyError>> + Send + 'static,
 ) -> Result<T, PolicyError> {

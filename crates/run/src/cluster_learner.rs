@@ -227,7 +227,7 @@ fn check_layout(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<(
             file.display()
         ))
     })?;
-    if let Some(what) = now.incompatibility(&before) {
+    if let Some(what) = now.find_incompatibility(&before) {
         return Err(unusable(format!(
             "{what}\nset `cluster.learner.processes`, `nodes`, `tp`, `cp` and `pp` to their \
              recorded values (see {}), or start another run from the newest checkpoint: --set \
@@ -235,7 +235,7 @@ fn check_layout(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<(
             file.display()
         )));
     }
-    for change in now.changes(&before) {
+    for change in now.describe_changes(&before) {
         let note = format!(
             "the learner has changed: {change}; from now on, its results can differ in their last \
              bits"

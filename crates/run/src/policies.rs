@@ -271,7 +271,7 @@ fn create_policy_picker(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>
     let names: Vec<String> =
         policy_weights.iter().map(|policy_weight| policy_weight.name.clone()).collect();
     Ok(Some(Arc::new(move |seed, stream, role| {
-        let picked = mixture.pick(seed, stream, role);
+        let picked = mixture.pick_policy(seed, stream, role);
         names.iter().position(|name| name == picked).unwrap_or(0)
     })))
 }

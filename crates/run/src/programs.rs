@@ -10,7 +10,7 @@ use levade_agent::game::{GameLoop, GameWorkers};
 use levade_agent::program::create_worker_pool;
 use levade_agent::user::SimulatedUser;
 use levade_agent::{Program, SessionLoop, SessionQueue, SessionQueueOptions};
-use levade_gateway::{CallPattern, Gateway, Options, serve};
+use levade_gateway::{CallPattern, Gateway, GatewayOptions, serve};
 use levade_policy::environment::read_variable;
 use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, GameKeys, Recipe, RewardKeys, SessionGatewayKeys};
@@ -94,12 +94,12 @@ impl ProgramGateway {
             url => url.trim_end_matches('/').to_owned(),
         };
         // Attempts limit the number of calls, and the sampler's own queue orders them.
-        let options = Options {
+        let options = GatewayOptions {
             keys,
             open: false,
             running: 1 << 20,
             permit_timeout: Duration::MAX,
-            ..Options::default()
+            ..GatewayOptions::default()
         };
         let gateway = Gateway::new(Vec::new(), options);
         let (stop, stopped) = oneshot::channel();
@@ -284,7 +284,7 @@ fn add_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
 
 /// Creates the program of an agent for a runner. The program calls the gateway of another process.
 pub(crate) fn runner_program(keys: &AgentKeys, supervisor: &Supervisor) -> Program {
-    let gateway = Gateway::new(Vec::new(), Options::default());
+    let gateway = Gateway::new(Vec::new(), GatewayOptions::default());
     let address = String::new();
     let supervisor = supervisor.clone();
     ProgramGateway { gateway, served: None, address, supervisor }.program(keys, false)

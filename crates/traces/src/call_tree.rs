@@ -17,25 +17,27 @@ use serde_json::Value;
 use crate::chats::{ChatFormat, Chats};
 use crate::times::TimeSource;
 
-/// The model calls of an attempt. Each call comes after the call whose history it continues.
+/// Tree of the model calls of an attempt. The parent of a call is the call whose history it
+/// continues.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CallTree {
-    /// Calls in the order of the record. Calls to chat APIs are last.
+    /// Model calls in the order of the record, each after the call whose history it continues.
+    /// Calls to chat APIs are last.
     pub calls: Vec<CallNode>,
 }
 
-/// A model call.
+/// A model call in the call tree, with its tool calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallNode {
-    /// Name of the agent.
+    /// Name of the agent that made the call.
     pub agent: String,
-    /// Name of the policy.
+    /// Name of the policy that answered the call.
     pub policy: String,
-    /// Turn in the attempt. `None` for a call to a chat API.
+    /// Turn of the call in the attempt. `None` for a call to a chat API.
     pub turn: Option<u32>,
     /// Index of the call whose history this call continues. `None` if it starts a conversation.
     pub parent: Option<usize>,
-    /// Whether the prompt leaves the history of `parent` before its end.
+    /// Whether the prompt differs from the history of `parent` before the history's end.
     pub is_fork: bool,
     /// Segments of the prompt that no earlier call contains. Empty for a call to a chat API.
     pub context: Vec<SegmentId>,
@@ -51,41 +53,41 @@ pub struct CallNode {
     pub versions: Vec<u64>,
     /// Sampling temperature. `None` if unknown.
     pub temperature: Option<f32>,
-    /// Text of the prompt's new part, as the chat template renders it.
+    /// Text of the prompt that no earlier call contains, as the chat template renders it.
     pub prompt: String,
-    /// Reasoning of the completion.
+    /// Text of the completion's reasoning.
     pub reasoning: String,
     /// Text of the completion, without reasoning and tool calls.
     pub content: String,
     /// Reason why the completion ended: `stop`, `length`, `tool_call` or `error`.
     pub finish: &'static str,
-    /// Tool calls of the completion.
+    /// Tool calls of the completion, with their results.
     pub tools: Vec<ToolNode>,
-    /// Time of the call. `None` if it was not measured.
+    /// Time interval of the model call. `None` if it was not measured.
     pub interval: Option<TimeInterval>,
 }
 
-/// A tool call.
+/// A tool call of a completion, with its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolNode {
-    /// Id of the call in its conversation.
+    /// Id of the tool call, unique in its conversation.
     pub id: String,
-    /// Name of the tool. Empty if the call cannot be parsed.
+    /// Name of the called tool. Empty if the tool call cannot be parsed.
     pub name: String,
-    /// Arguments as JSON, or the text of a call that cannot be parsed.
+    /// Arguments as JSON, or the complete text of a tool call that cannot be parsed.
     pub arguments: String,
-    /// Text of the result. `None` if the record does not show it.
+    /// Text of the tool result. `None` if the record does not contain it.
     pub result: Option<String>,
-    /// Category of the result, such as `ok` or `timeout`. `None` if unknown.
+    /// Category of the tool result, such as `ok` or `timeout`. `None` if unknown.
     pub status: Option<String>,
-    /// Time of the call. `None` if unknown.
+    /// Time interval of the tool call. `None` if unknown.
     pub interval: Option<TimeInterval>,
     /// Origin of `interval`: measured, derived or unknown.
     pub time: TimeSource,
 }
 
 impl ToolNode {
-    /// Returns whether the call is known to have failed.
+    /// Returns whether the tool call is known to have failed.
     pub fn is_error(&self) -> bool {
         match &self.status {
             Some(status) => status != "ok",
@@ -97,8 +99,9 @@ impl ToolNode {
 }
 
 impl CallTree {
-    /// Finds the calls of an attempt. `chats` decodes and parses its tokens. If it has no format
-    /// for a policy, the calls of that policy have neither texts nor tools.
+    /// Builds the tree of an attempt's model calls. `chats` decodes and parses the tokens of the
+    /// attempt. If it has no format for a policy, the calls of that policy have neither texts nor
+    /// tool calls.
     pub fn new(attempt: &Attempt, chats: &Chats) -> Self {
         let mut tree = CallTree::default();
         tree.add_recorded(attempt, chats);
@@ -107,7 +110,7 @@ impl CallTree {
         tree
     }
 
-    /// Returns the names of the agents, in the order in which they act.
+    /// Returns the names of the agents, in the order of their first calls.
     pub fn agents(&self) -> Vec<&str> {
         let mut agents: Vec<&str> = Vec::new();
         for call in &self.calls {
@@ -118,7 +121,7 @@ impl CallTree {
         agents
     }
 
-    /// Adds the calls that are recorded as tokens.
+    /// Adds the model calls that are recorded as tokens.
     fn add_recorded(&mut self, attempt: &Attempt, chats: &Chats) {
         let segments = attempt.trajectory.segments();
         // For each segment, the call that the segment belongs to or, for context, that precedes it.
@@ -158,8 +161,8 @@ impl CallTree {
         }
     }
 
-    /// Returns the call whose last segment is `last`, which is a completion, or the prompt of a
-    /// failed call.
+    /// Creates the node of the model call whose last segment is `last`. This segment is a
+    /// completion, or the prompt of a failed call.
     fn new_call(
         &self,
         last: &Segment,
@@ -211,7 +214,7 @@ impl CallTree {
         call
     }
 
-    /// Adds the calls to chat APIs, which are recorded as messages.
+    /// Adds the model calls to chat APIs, which are recorded as messages.
     fn add_external(&mut self, attempt: &Attempt) {
         let recorded = attempt.outcome.scorer_inputs.get("program");
         let recorded = recorded.map_or(Value::Null, |program| program["external"].clone());
@@ -260,9 +263,9 @@ impl CallTree {
         }
     }
 
-    /// Adds the times that the outcome of the attempt contains. A program executes a tool call
-    /// between two model calls, so the time of such a tool call is derived from the times of the
-    /// model calls.
+    /// Adds the time intervals that the outcome of the attempt contains. A program executes a tool
+    /// call between two model calls, so the interval of such a tool call is derived from the
+    /// intervals of the model calls.
     fn add_times(&mut self, attempt: &Attempt) {
         let timings = &attempt.outcome.timings;
         let mut externals = 0..;
@@ -303,13 +306,12 @@ impl CallTree {
     }
 }
 
-/// The tool calls of each agent in an attempt, in the order of the record: their names and
-/// arguments.
+/// Names and arguments of the tool calls in an attempt, by agent, in the order of the record.
 pub type AgentCalls = BTreeMap<String, Vec<(String, String)>>;
 
-/// Returns the tool calls of an attempt without their results. An agent that acted without a call
-/// has an empty list. `chats` decodes and parses the tokens; if it has no format for a policy, the
-/// tool calls in that policy's completions are not found.
+/// Returns the tool calls of an attempt, without their results. An agent that made no tool call has
+/// an empty list. `chats` decodes and parses the tokens. If it has no format for a policy, the tool
+/// calls in that policy's completions are not found.
 pub fn tool_calls(attempt: &Attempt, chats: &Chats) -> AgentCalls {
     let mut calls = AgentCalls::new();
     let mut add = |agent: &str, tools: Vec<ToolNode>| {
@@ -366,7 +368,7 @@ impl ToolNode {
     }
 }
 
-/// Parses a completion into reasoning, text and tool calls.
+/// Parses a completion into reasoning, text and tool calls, and stores them in `call`.
 fn parse_completion(call: &mut CallNode, completion: &Segment, format: &ChatFormat) {
     let ChatFormat { chat, opens_reasoning } = format;
     let text = chat.decode_completion(&completion.tokens);
@@ -383,7 +385,7 @@ fn parse_completion(call: &mut CallNode, completion: &Segment, format: &ChatForm
 }
 
 /// Returns the texts of `count` tool results in the context that follows a completion. Returns an
-/// empty list if the template would render that many results differently.
+/// empty list if the chat template would render that many results differently.
 fn tool_results(chat: &Chat, completion: &[u32], count: usize, following: &str) -> Vec<String> {
     if count == 0 {
         return Vec::new();

@@ -9,7 +9,7 @@ use levade_text::{Chat, Message};
 #[derive(Debug, Clone, Default)]
 pub struct Chats(BTreeMap<(String, String), ChatFormat>);
 
-/// A chat format, with properties that are needed to parse attempts.
+/// A chat format, with properties that are needed to parse recorded attempts.
 #[derive(Debug, Clone)]
 pub(crate) struct ChatFormat {
     pub chat: Arc<Chat>,
@@ -25,13 +25,14 @@ impl Chats {
         self.0.insert((agent.to_owned(), policy.to_owned()), ChatFormat { chat, opens_reasoning });
     }
 
-    /// Returns the chat of an agent. If the agent has none, returns any chat of the policy.
+    /// Returns the chat format in which `agent` talks to `policy`. If the agent has no format,
+    /// returns any format of the policy.
     pub fn chat(&self, agent: &str, policy: &str) -> Option<&Arc<Chat>> {
         self.find(agent, policy).map(|format| &format.chat)
     }
 
-    /// Returns the format of an agent. If the agent has none, such as `writer.summary`, returns any
-    /// format of the policy.
+    /// Returns the chat format in which `agent` talks to `policy`, with its properties. If the
+    /// agent has no format, such as `writer.summary`, returns any format of the policy.
     pub(crate) fn find(&self, agent: &str, policy: &str) -> Option<&ChatFormat> {
         self.0.get(&(agent.to_owned(), policy.to_owned())).or_else(|| {
             let mut of_policy = self.0.iter().filter(|((_, known), _)| known == policy);

@@ -11,23 +11,24 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
 use prost::Message;
 
-/// Timeout for a response. MLflow's server needs up to a second per attempt on a busy machine.
+/// Timeout for a response of the collector. MLflow's server needs up to a second per attempt on a
+/// busy machine.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of characters of a response in an error message.
+/// Maximum number of characters of a collector's response that an error message contains.
 const MAX_EXCERPT_CHARS: usize = 300;
 
-/// Address and headers of a collector.
+/// Address and headers of an OpenTelemetry collector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollectorOptions {
-    /// Complete URL, such as `http://127.0.0.1:4318/v1/traces`.
+    /// Complete URL of the collector, such as `http://127.0.0.1:4318/v1/traces`.
     pub url: String,
-    /// Names and values of additional headers.
+    /// Names and values of additional request headers.
     pub headers: Vec<(String, String)>,
 }
 
 impl CollectorOptions {
-    /// Parses headers in the form of the variable `OTEL_EXPORTER_OTLP_HEADERS`: `name=value` pairs,
-    /// separated by commas. `%2C` in a value is a comma.
+    /// Parses request headers in the format of the variable `OTEL_EXPORTER_OTLP_HEADERS`:
+    /// `name=value` pairs, separated by commas. `%2C` in a value is a comma.
     ///
     /// # Errors
     /// Returns an error if a header has no value. The error does not quote the header, because its
@@ -62,39 +63,40 @@ impl std::fmt::Display for CollectorError {
 
 impl std::error::Error for CollectorError {}
 
-/// A collector of traces.
+/// Client of an OpenTelemetry collector, which receives traces.
 #[derive(Debug)]
 pub struct Collector {
     options: CollectorOptions,
     timeout: Duration,
     agent: ureq::Agent,
-    /// Maximum number of traces in a request. It is halved when a request exceeds the timeout.
+    /// Maximum number of traces in a request. It is halved whenever a request exceeds the timeout.
     max_traces: usize,
 }
 
 /// Result of a request that a collector has accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AcceptedTraces {
-    /// Number of sent traces. At least 1, unless there were none to send.
+    /// Number of traces that were sent. At least 1, unless there were no traces to send.
     pub(crate) count: usize,
-    /// Message of the collector if it dropped some of the traces' spans.
+    /// Message of the collector if it dropped some of the traces' spans. `None` if it accepted all
+    /// spans.
     pub(crate) dropped: Option<String>,
 }
 
-/// Reason why a request failed.
+/// Reason why a request to a collector failed.
 enum RequestError {
-    /// The response exceeded the timeout.
+    /// The collector did not respond within the timeout.
     TimedOut,
     Collector(CollectorError),
 }
 
 impl Collector {
-    /// Creates a client of a collector, without connecting to it.
+    /// Creates a client of a collector, without connecting to the collector.
     pub fn new(options: CollectorOptions) -> Self {
         Collector::with_timeout(options, RESPONSE_TIMEOUT)
     }
 
-    /// Creates a client with a timeout for responses.
+    /// Creates a client of a collector. `timeout` is the timeout for its responses.
     pub(crate) fn with_timeout(options: CollectorOptions, timeout: Duration) -> Self {
         let config =
             ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);
@@ -102,9 +104,9 @@ impl Collector {
         Collector { options, timeout, agent, max_traces: usize::MAX }
     }
 
-    /// Sends the first traces in one request, and blocks until the collector has accepted them. If
-    /// the collector is too slow for them, the next request contains half as many, and so on. Later
-    /// calls start with the reduced number.
+    /// Sends the first of `traces` in one request, and blocks until the collector has accepted
+    /// them. If the collector is too slow for them, the next request contains half as many traces,
+    /// and so on. Later calls start with the reduced number.
     ///
     /// # Errors
     /// Returns an error if the collector is unavailable, rejects the request, or is too slow for a
@@ -151,7 +153,8 @@ impl Collector {
         Ok(None)
     }
 
-    /// Sends traces in one request. Returns the collector's message if it dropped some spans.
+    /// Sends traces in one request. Returns the collector's message if it dropped some spans,
+    /// otherwise `None`.
     fn request(&self, traces: Vec<ResourceSpans>) -> Result<Option<String>, RequestError> {
         let CollectorOptions { url, headers } = &self.options;
         let request = ExportTraceServiceRequest { resource_spans: traces };

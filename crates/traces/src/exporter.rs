@@ -12,10 +12,10 @@ use prost::Message;
 use crate::collector::{AcceptedTraces, Collector, CollectorError};
 use crate::spans::TraceBuilder;
 
-/// Maximum number of attempts that wait for the collector.
+/// Maximum number of attempts in the queue for the collector. Further attempts are dropped.
 const MAX_QUEUED: usize = 256;
-/// Maximum number of attempts in a request, and maximum size before compression in bytes. The
-/// attempt that reaches the size is included.
+/// Maximum number of attempts in a request, and maximum size of a request before compression, in
+/// bytes. The attempt that reaches the size is included.
 const MAX_BATCH: usize = 32;
 const MAX_BATCH_BYTES: usize = 1 << 20;
 /// Time for which a request waits for further attempts before it is sent.
@@ -26,21 +26,21 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Timeout for sending the remaining attempts at the end of a run.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Counts of sent and lost attempts of a run.
+/// Numbers of a run's attempts that were sent to the collector or lost.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExportReport {
     /// Number of attempts that the collector accepted.
     pub sent: usize,
-    /// Number of attempts that were dropped because the queue was full or the run ended.
+    /// Number of attempts that were dropped, because the queue was full or the run ended.
     pub dropped: usize,
     /// Number of attempts that the collector rejected, in part or completely.
     pub rejected: usize,
-    /// Message of the first failure.
+    /// Message of the first failure. `None` if there was no failure.
     pub failure: Option<String>,
 }
 
 impl ExportReport {
-    /// Describes the lost attempts, or returns `None` if the collector has every attempt.
+    /// Describes the attempts that were lost, or returns `None` if the collector has every attempt.
     pub fn loss(&self) -> Option<String> {
         let ExportReport { sent, dropped, rejected, failure } = self;
         let why = failure.as_deref().unwrap_or("the collector is too slow");
@@ -55,26 +55,27 @@ impl ExportReport {
 
 /// State that the exporter and its thread share.
 #[derive(Debug, Default)]
-struct State {
+struct ExporterState {
     report: ExportReport,
     /// Number of attempts in the queue and in the current request.
     pending: usize,
 }
 
-/// Sends attempts from a thread of its own, so that no caller waits.
+/// Exporter that sends attempts to a collector from a thread of its own, so that no caller waits.
 #[derive(Debug)]
 pub struct Exporter {
     queue: Option<SyncSender<Box<Attempt>>>,
-    state: Arc<Mutex<State>>,
-    /// Whether the first failure was returned by [`take_failure`](Exporter::take_failure).
+    state: Arc<Mutex<ExporterState>>,
+    /// Whether [`take_failure`](Exporter::take_failure) has returned the first failure.
     is_failure_taken: bool,
-    /// Receiver that is disconnected when the thread ends.
+    /// Receiver that is disconnected when the exporter's thread ends.
     ended: Mutex<Receiver<()>>,
 }
 
 impl Exporter {
-    /// Starts the thread. `connect` returns the collector. It is called before the first request,
-    /// and repeatedly while it returns [`CollectorError::Unavailable`].
+    /// Starts the exporter's thread. `connect` returns the collector. The thread calls `connect`
+    /// before the first request, and repeats the call while it returns
+    /// [`CollectorError::Unavailable`].
     ///
     /// # Errors
     /// Returns an error if no thread can be started.
@@ -107,15 +108,16 @@ impl Exporter {
         }
     }
 
-    /// Returns the first failure. Later calls return `None`.
+    /// Returns the message of the first failure, or `None` if there is none. Later calls return
+    /// `None`.
     pub fn take_failure(&mut self) -> Option<String> {
         let failure = lock(&self.state).report.failure.clone().filter(|_| !self.is_failure_taken);
         self.is_failure_taken |= failure.is_some();
         failure
     }
 
-    /// Sends the remaining attempts, and waits for the collector up to a timeout. Attempts that are
-    /// not sent by then are counted as dropped.
+    /// Sends the remaining attempts, and waits for the collector up to a timeout. Attempts that
+    /// have not been sent by then count as dropped.
     pub fn close(&mut self) -> ExportReport {
         if self.queue.take().is_some() {
             let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -132,9 +134,9 @@ impl Exporter {
     }
 }
 
-/// State of the sending thread.
+/// State of the exporter's thread.
 struct SenderState<C> {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ExporterState>>,
     connect: C,
     collector: Option<Collector>,
 }
@@ -158,7 +160,7 @@ impl<C: Fn() -> Result<Collector, CollectorError>> SenderState<C> {
         }
     }
 
-    /// Sends a batch. Repeats the request while the collector is unavailable.
+    /// Sends a batch of traces. Repeats the request while the collector is unavailable.
     fn deliver(&mut self, mut batch: &[ResourceSpans]) {
         let mut pause = MIN_RETRY_INTERVAL;
         while !batch.is_empty() {
@@ -194,7 +196,8 @@ impl<C: Fn() -> Result<Collector, CollectorError>> SenderState<C> {
         }
     }
 
-    /// Sends the first traces of a batch.
+    /// Sends the first traces of a batch in one request, and connects to the collector if
+    /// necessary.
     fn send(&mut self, batch: &[ResourceSpans]) -> Result<AcceptedTraces, CollectorError> {
         let collector = match self.collector.take() {
             Some(collector) => collector,
@@ -204,7 +207,7 @@ impl<C: Fn() -> Result<Collector, CollectorError>> SenderState<C> {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<ExporterState>) -> MutexGuard<'_, ExporterState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

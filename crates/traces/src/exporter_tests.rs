@@ -140,7 +140,7 @@ fn full_queue_drops_attempts_without_delay() {
     }
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     let state = lock(&exporter.state);
-    let State { report: ExportReport { dropped, .. }, pending } = &*state;
+    let ExporterState { report: ExportReport { dropped, .. }, pending } = &*state;
     assert!(*dropped >= 10 && *pending >= MAX_QUEUED, "{dropped} {pending}");
     assert_eq!(dropped + pending, MAX_QUEUED + 2 * MAX_BATCH + 10);
 }

@@ -9,7 +9,7 @@ pub(crate) fn trace_id(attempt: &AttemptId, started_at: u64) -> [u8; 16] {
     truncate(Sha256::new().chain_update(attempt.bytes()).chain_update(started_at.to_le_bytes()))
 }
 
-/// Returns the id of the span `name` of a trace. Names are unique within a trace.
+/// Returns the id of the span named `name` in a trace. Span names must be unique within a trace.
 pub(crate) fn span_id(trace: &[u8; 16], name: &str) -> [u8; 8] {
     truncate(Sha256::new().chain_update(trace).chain_update(name.as_bytes()))
 }

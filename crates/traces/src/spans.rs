@@ -22,33 +22,33 @@ use crate::chats::Chats;
 use crate::ids::{span_id, trace_id};
 use crate::times::TimeSource;
 
-/// Options for the content of traces.
+/// Options for the content of OpenTelemetry traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceOptions {
     /// Whether spans contain the text of prompts, completions, tool calls and results.
     pub text: bool,
-    /// Maximum number of characters of each text.
+    /// Maximum number of characters of each text in a span.
     pub max_text_chars: usize,
     /// Whether root spans have the attributes that MLflow converts to tags, by which its users
     /// filter traces.
     pub mlflow_tags: bool,
 }
 
-/// Converts the attempts of a run to traces.
+/// Converter of a run's attempts to OpenTelemetry traces.
 #[derive(Debug, Clone)]
 pub struct TraceBuilder {
-    /// Name of the run.
+    /// Name of the run in the traces.
     pub run: String,
     /// Start of the run as a Unix timestamp, in seconds.
     pub started_at: u64,
-    /// Chat formats of the run.
+    /// Chat formats of the run, by which recorded tokens are decoded.
     pub chats: Chats,
     /// Options for the content of traces.
     pub options: TraceOptions,
 }
 
-/// Spans of one attempt under construction.
-struct Trace<'a> {
+/// Trace of one attempt under construction: its spans so far.
+struct AttemptTrace<'a> {
     builder: &'a TraceBuilder,
     attempt: &'a Attempt,
     id: [u8; 16],
@@ -58,12 +58,12 @@ struct Trace<'a> {
 }
 
 impl TraceBuilder {
-    /// Returns the spans of an attempt, with their resource and scope.
+    /// Converts an attempt to its spans, with their resource and scope.
     pub fn trace(&self, attempt: &Attempt) -> ResourceSpans {
         let measured = attempt.outcome.timings.find(|part| *part == TimedPart::Attempt);
         let unknown = measured.map_or(self.started_at * 1_000_000_000, |interval| interval.start);
         let id = trace_id(&attempt.id, self.started_at);
-        let mut trace = Trace { builder: self, attempt, id, unknown, spans: Vec::new() };
+        let mut trace = AttemptTrace { builder: self, attempt, id, unknown, spans: Vec::new() };
         trace.add_spans(measured);
         let resource = [
             ("service.name", text("levade")),
@@ -86,14 +86,15 @@ impl TraceBuilder {
         }
     }
 
-    /// Returns a text as an attribute value, or `None` if the options exclude text.
+    /// Returns a text as an attribute value, truncated to the maximum length, or `None` if the
+    /// options exclude texts.
     fn content(&self, content: &str) -> Option<Any> {
         let TraceOptions { text: is_wanted, max_text_chars, .. } = self.options;
         is_wanted.then(|| text(&truncate(content, max_text_chars)))
     }
 
-    /// Returns a list of one message in the JSON format of the conventions, or `None` if the
-    /// options exclude text.
+    /// Returns a list of one message in the JSON format of OpenTelemetry's conventions for
+    /// generative AI, or `None` if the options exclude texts.
     fn messages(&self, role: &str, parts: Vec<Value>, finish: Option<&str>) -> Option<Any> {
         let mut message = json!({ "role": role, "parts": parts });
         if let Some(finish) = finish {
@@ -107,8 +108,9 @@ impl TraceBuilder {
     }
 }
 
-impl Trace<'_> {
-    /// Adds all spans, the root span first.
+impl AttemptTrace<'_> {
+    /// Adds the spans of the attempt, its model calls and its tool calls. The root span is first.
+    /// `measured` is the time interval of the attempt, if known.
     fn add_spans(&mut self, measured: Option<TimeInterval>) {
         let attempt = self.attempt;
         let tree = CallTree::new(attempt, &self.builder.chats);
@@ -165,7 +167,8 @@ impl Trace<'_> {
         }
     }
 
-    /// Creates a span. `name` is unique in the trace and determines the id of the span.
+    /// Creates a span. `name` must be unique in the trace and determines the id of the span. If
+    /// `time` is `None`, the span's time is unknown.
     fn span(
         &mut self,
         name: &str,
@@ -189,7 +192,7 @@ impl Trace<'_> {
         }
     }
 
-    /// Returns the attributes of the root span.
+    /// Returns the attributes of the attempt's root span.
     fn attempt_attributes(&self, agent: &str) -> Vec<KeyValue> {
         let Attempt { id, slot, number, task, outcome, status, reward, .. } = self.attempt;
         let builder = self.builder;
@@ -247,7 +250,7 @@ impl Trace<'_> {
         attributes
     }
 
-    /// Returns an event for each component of the score.
+    /// Returns a span event for each component of the attempt's score, at the time `time`.
     fn score_events(&self, time: u64) -> Vec<Event> {
         let events = self.attempt.outcome.components.iter().map(|component| {
             let mut attributes = vec![
@@ -355,7 +358,8 @@ impl Trace<'_> {
     }
 }
 
-/// Returns the parts of a completion in the JSON form of the conventions.
+/// Returns the parts of a completion in the JSON format of OpenTelemetry's conventions for
+/// generative AI.
 fn output_parts(builder: &TraceBuilder, call: &CallNode) -> Vec<Value> {
     let limit = builder.options.max_text_chars;
     let mut parts = Vec::new();
@@ -387,7 +391,7 @@ fn score_attributes(attempt: &Attempt) -> Vec<KeyValue> {
     attributes.collect()
 }
 
-/// Returns the recorded name of a finish reason, such as `max_tokens`.
+/// Returns the name of a finish reason as the store records it, such as `max_tokens`.
 fn finish_name(finish: Finish) -> &'static str {
     match finish {
         Finish::Answered => "answered",

@@ -1,9 +1,9 @@
 //! Origins of the times in spans.
 
-/// Origin of a time.
+/// Origin of a span's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeSource {
-    /// The time was measured by the process that made the attempt.
+    /// The time was measured by the process that executed the attempt.
     Measured,
     /// The time was derived from measured times. For example, a program executes a tool call
     /// between two model calls.
@@ -15,7 +15,7 @@ pub enum TimeSource {
 }
 
 impl TimeSource {
-    /// Returns the value of the attribute `levade.time`.
+    /// Returns the value of the span attribute `levade.time`.
     pub fn name(self) -> &'static str {
         match self {
             TimeSource::Measured => "measured",

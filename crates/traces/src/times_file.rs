@@ -12,23 +12,23 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use levade_tree::{AttemptId, Timing, Timings};
 use serde::{Deserialize, Serialize};
 
-/// A line of the file.
+/// A line of the timings file: the times of one attempt.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct TimingsLine {
     attempt: AttemptId,
     timings: Vec<Timing>,
 }
 
-/// Writer of the file, which appends lines in a separate thread. Clones share the thread, which
-/// ends when the last clone is dropped.
+/// Writer of the timings file of a run, which appends lines in a separate thread. Clones share the
+/// thread, which ends when the last clone is dropped.
 #[derive(Debug, Clone)]
-pub struct TimesFile(Sender<Line>);
+pub struct TimesFile(Sender<TimingsLine>);
 
 impl TimesFile {
-    /// Name of the file in a run directory.
+    /// Name of the timings file in a run directory.
     pub const NAME: &'static str = "timings.jsonl";
 
-    /// Opens the file in a run directory, to append to it.
+    /// Opens the timings file in a run directory, to append to it.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened or no thread can be started.
@@ -44,11 +44,12 @@ impl TimesFile {
         Ok(TimesFile(sender))
     }
 
-    /// Appends the times of an attempt, in the background. An attempt without times has no line.
+    /// Appends the times of an attempt to the file, in the background. An attempt without times
+    /// gets no line.
     pub fn append(&self, attempt: AttemptId, timings: &Timings) {
         if !timings.0.is_empty() {
             // If the thread has ended, it has logged the reason.
-            let _ = self.0.send(Line { attempt, timings: timings.0.clone() });
+            let _ = self.0.send(TimingsLine { attempt, timings: timings.0.clone() });
         }
     }
 
@@ -64,7 +65,7 @@ impl TimesFile {
         };
         let mut found = HashMap::new();
         for line in BufReader::new(file).split(b'\n') {
-            if let Ok(Line { attempt, timings }) = serde_json::from_slice(&line?) {
+            if let Ok(TimingsLine { attempt, timings }) = serde_json::from_slice(&line?) {
                 found.insert(attempt, Timings(timings));
             }
         }
@@ -72,8 +73,9 @@ impl TimesFile {
     }
 }
 
-/// Writes lines until all senders are dropped. Flushes the buffer whenever no line waits.
-fn write_lines(file: File, lines: &Receiver<Line>) -> io::Result<()> {
+/// Writes lines to the timings file until all senders are dropped. Flushes the buffer whenever no
+/// line waits.
+fn write_lines(file: File, lines: &Receiver<TimingsLine>) -> io::Result<()> {
     let mut file = BufWriter::new(file);
     // An incomplete last line of an earlier process must not corrupt the first line of this
     // process.

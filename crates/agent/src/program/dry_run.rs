@@ -38,7 +38,7 @@ impl Program {
         let ended = self.execute_program(&context, &endpoint, opened.own_player(), enough).await;
         let session = opened.session;
         let Recording { calls, rejected, .. } = session.close(CALL_END_TIMEOUT).await.0;
-        self.gateway.forget(&session);
+        self.gateway.forget_session(&session);
         let completed = calls.iter().filter(|call| call.error.is_none()).count();
         let rejected = rejected.into_keys().map(|kind| kind.to_string()).collect();
         let RunOutput { code, stdout, stderr } = match ended {

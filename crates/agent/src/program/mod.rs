@@ -116,7 +116,7 @@ impl OpenProgram<'_> {
     /// Closes the session. Returns its recorded model calls and the rewards that the client posted.
     pub(crate) async fn close_session(&self, gateway: &Gateway) -> (Recording, Vec<Reward>) {
         let recorded = self.session.close(CALL_END_TIMEOUT).await;
-        gateway.forget(&self.session);
+        gateway.forget_session(&self.session);
         recorded
     }
 
@@ -216,9 +216,9 @@ impl Program {
         // count as a turn.
         let max_calls = if is_program { context.limits.max_turns } else { u32::MAX };
         let limits = (max_calls, context.limits.max_tokens);
-        let session = self.gateway.open(SessionOptions {
+        let session = self.gateway.open_session(SessionOptions {
             rollout: replace_reserved_chars(&context.task.id),
-            recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),
+            recorder: self.gateway.new_recorder(&attempt, (context.seed, context.stream), limits),
             attempt,
             routes,
             rewards: self.rewards,

@@ -259,7 +259,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
-    use levade_gateway::{Gateway, Options};
+    use levade_gateway::{Gateway, GatewayOptions};
 
     use super::*;
     use crate::testing::call_record;
@@ -277,7 +277,7 @@ mod tests {
             dir: PathBuf::new(),
             passes: Vec::new(),
             supervisor: Default::default(),
-            gateway: Gateway::new(Vec::new(), Options::default()),
+            gateway: Gateway::new(Vec::new(), GatewayOptions::default()),
             address: String::new(),
             rewards: false,
             has_seats: false,

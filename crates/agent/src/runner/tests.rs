@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_gateway::{Gateway, Options};
+use levade_gateway::{Gateway, GatewayOptions};
 use levade_policy::{Sampler, Simulator};
 use levade_store::open_rollouts;
 use levade_store::rollouts::{
@@ -41,7 +41,7 @@ impl Bench {
             dir: Default::default(),
             passes: Vec::new(),
             supervisor: Default::default(),
-            gateway: Gateway::new(Vec::new(), Options::default()),
+            gateway: Gateway::new(Vec::new(), GatewayOptions::default()),
             address: "http://trainer:1".into(),
             rewards: false,
             has_seats: false,

@@ -2,20 +2,21 @@
 
 use super::*;
 
-/// Sampled tokens, in parts. A part either has text of the message, or has none.
+/// Sampled tokens of a completion, in parts. Each part has the tokens and the deltas that they
+/// complete. Either all deltas of a part are text of the message, or none.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(super) struct TokenParts {
     parts: Vec<(Vec<CompletionDelta>, Vec<Token>)>,
-    /// Tokens whose text is incomplete.
+    /// Tokens that have not completed a delta yet.
     pending: Vec<Token>,
 }
 
-/// Returns whether `deltas` contain text of the message.
+/// Returns whether `deltas` contain text of the message, not only reasoning and tool calls.
 fn has_text(deltas: &[CompletionDelta]) -> bool {
     deltas.iter().any(|delta| matches!(delta, CompletionDelta::Speech(_)))
 }
 
-impl Parts {
+impl TokenParts {
     /// Parses tokens, and appends them to the parts and to `completion`.
     pub(super) fn add(
         &mut self,
@@ -42,7 +43,8 @@ impl Parts {
         completion.top.extend(top);
     }
 
-    /// Returns the parts. Tokens whose text is incomplete form the last part, which has no pieces.
+    /// Returns the parts. Tokens that have not completed a delta form the last part, which has no
+    /// deltas.
     pub(super) fn into_parts(mut self) -> Vec<(Vec<CompletionDelta>, Vec<Token>)> {
         if !self.pending.is_empty() {
             self.parts.push((Vec::new(), self.pending));
@@ -70,7 +72,7 @@ mod tests {
         let mut parser = CompletionParser::for_chat(&parsing, &[], "");
         let recorded_completion = format!("<think>Hm.</think>One{CALL}Two");
         let ids: Vec<u32> = recorded_completion.bytes().map(u32::from).collect();
-        let mut parts = Parts::default();
+        let mut parts = TokenParts::default();
         let logprobs = vec![-0.5; ids.len()];
         parts.add(&mut parser, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
         let mut tokens = MessageTokens::default();

@@ -6,28 +6,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::Reason;
 
-/// Numbers of prompts by origin, and of accepted differences.
+/// Numbers of recorded prompts by origin, and of tolerated differences.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Prompts that started a conversation.
+    /// Number of prompts that started a conversation.
     #[serde(rename = "began")]
     pub started: u32,
-    /// Prompts that continued recorded history.
+    /// Number of prompts that continued recorded history.
     pub continued: u32,
-    /// Prompts that forked from recorded history, by reason.
+    /// Numbers of prompts that forked from recorded history, by the reason of the fork.
     pub forked: BTreeMap<Reason, u32>,
-    /// Prompts with completions that matched only after white space around them was removed.
+    /// Number of prompts with completions that matched only after white space around them was
+    /// removed.
     pub trimmed: u32,
-    /// Leading system messages that were joined with the first one, because the template accepts
-    /// only one.
+    /// Number of leading system messages that were joined with the first one, because the chat
+    /// template accepts only one.
     #[serde(default)]
     pub joined_systems: u32,
-    /// System messages that were rendered in a user's turn or merged into the first one, because
-    /// the template does not render them at their position.
+    /// Number of system messages that were rendered in a user's turn or merged into the first
+    /// system message, because the chat template does not render them at their position.
     #[serde(default)]
     pub moved_systems: u32,
-    /// Prompts that continue a completion whose text next to its tool calls is missing, or whose
-    /// arguments are written differently.
+    /// Number of prompts that continue a completion whose text next to its tool calls is missing,
+    /// or whose arguments are written differently.
     #[serde(default)]
     pub altered: u32,
     /// Number of prompts that continue a completion to which the client has appended text.

@@ -10,7 +10,7 @@ use crate::drift::Drift;
 use crate::format::History;
 use crate::index::{Index, NodeId};
 
-/// Drift of complete prompts, by node, for the prompts that were rendered. `None` means no drift.
+/// Drift of the complete prompts that were rendered, by the prompt's node. `None` means no drift.
 type KnownDrift = HashMap<NodeId, Option<Drift>>;
 
 impl Conversation {
@@ -30,7 +30,8 @@ impl Conversation {
         self.drift()
     }
 
-    /// Counts exactly the turns at which one sequence has drifted.
+    /// Records the exact turns at which one sequence has drifted, found by rendering complete
+    /// prompts.
     fn count_exact_drift(&mut self, end: NodeId, known: &mut KnownDrift) {
         let index = &self.index;
         let trajectory = &self.trajectory;
@@ -75,8 +76,8 @@ impl Conversation {
     }
 }
 
-/// Returns the last prompts of all sequences, the longest sequences first, and the latest first
-/// among equals.
+/// Returns the node of the last prompt of each sequence. The longest sequences are first, and among
+/// equally long sequences the latest.
 fn last_prompts(index: &Index) -> Vec<NodeId> {
     let mut above: BTreeSet<NodeId> = BTreeSet::new();
     let mut ends = Vec::new();
@@ -94,10 +95,10 @@ fn last_prompts(index: &Index) -> Vec<NodeId> {
     ends
 }
 
-/// Returns the number of sequences to check. `depths` has the number of messages of each, in
-/// descending order; `messages` is the number of all messages. The cost of a check is proportional
-/// to the length. The budget is four times the cost of the longest sequence plus the cost of all
-/// messages, so that forks with little in common are all checked.
+/// Returns the number of sequences that are checked for drift. `depths` has the number of messages
+/// of each sequence, in descending order; `messages` is the number of all messages. The cost of a
+/// check is proportional to the length. The budget is four times the cost of the longest sequence
+/// plus the cost of all messages, so that forks with little in common are all checked.
 fn affordable_count(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     const BUDGET_FACTOR: usize = 4;
     let mut depths = depths.peekable();
@@ -109,7 +110,8 @@ fn affordable_count(depths: impl Iterator<Item = usize>, messages: usize) -> usi
     spent.take_while(|&spent| spent <= budget).count()
 }
 
-/// Renders the complete conversation up to a prompt, and returns its drift, if any.
+/// Renders the complete conversation up to a prompt, and returns its drift, or `None` if there is
+/// none.
 fn full_drift(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
     let root = &index.roots[index.node(node).root];
     let end = index.node(node).prompt.as_ref()?.end?;

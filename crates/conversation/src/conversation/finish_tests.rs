@@ -38,7 +38,7 @@ fn request_completion(talk: &mut Talk, messages: &[Message], question: &str) {
 }
 
 #[test]
-fn checked_work_is_bounded() {
+fn number_of_checked_sequences_is_bounded() {
     assert_eq!(affordable(&[], 0), 0);
     assert_eq!(affordable(&[10], 10), 1);
     // To the message: four times 5, plus 10.
@@ -55,7 +55,7 @@ fn affordable(depths: &[usize], messages: usize) -> usize {
 }
 
 #[test]
-fn ends_are_last_prompts_longest_first() {
+fn last_prompts_are_sorted_longest_first() {
     let (mut talk, messages) = calls(3);
     request_completion(&mut talk, &messages[..3], "short");
     request_completion(&mut talk, &messages, "long");

@@ -14,47 +14,48 @@ use crate::canonical::{CanonicalForm, Key};
 use crate::origin::{Fork, Origin};
 use crate::window::{Budget, Overflow, Truncation, opening, transcript};
 
-/// A request that is being shortened until its prompt fits the budget.
+/// A request whose messages are being truncated until its prompt fits the budget.
 #[derive(Debug, Clone)]
 pub struct ContextFitter<'a> {
     messages: &'a [Message],
     tools: &'a [ToolSpec],
     budget: Budget,
     truncation: Truncation,
-    /// Whether this request was cut more than the requests before it.
+    /// Whether this request was truncated more than the earlier requests that it continues.
     fresh: bool,
 }
 
-/// Result of comparing a prompt with the budget.
+/// Result of comparing a prompt with its token budget.
 #[derive(Debug)]
 pub enum FitResult {
-    /// The prompt fits the budget.
+    /// The prompt is within the budget.
     Fits(Box<PreparedPrompt>),
-    /// The messages were shortened; render them again.
+    /// The messages were truncated, and must be rendered again.
     Rerender,
-    /// The messages in this transcript were omitted; call [`ContextFitter::set_summary`] with a
-    /// summary of it.
+    /// The messages in the contained transcript were omitted. The caller must pass a summary of the
+    /// transcript to [`ContextFitter::set_summary`].
     Summarize(String),
-    /// The prompt does not fit, and no message can be shortened or omitted.
+    /// The prompt exceeds the budget, and no further message can be shortened or omitted.
     TooLong(Box<PreparedPrompt>),
 }
 
-/// Cut of a prompt, with a hash of the messages for which it was made.
+/// Truncation of a prompt, with a hash of the messages that were truncated.
 #[derive(Debug, Clone)]
 pub(crate) struct AppliedTruncation {
     key: Key,
     truncation: Truncation,
 }
 
-/// Returns the hash of a history with hash `key` and one more message.
+/// Returns the hash of a message history that consists of the history with the hash `key` and one
+/// more message.
 fn extend_key(key: Key, message: &Message) -> Key {
     let form = CanonicalForm::from_message(message);
     xxhash_rust::xxh3::xxh3_128(&[key.to_le_bytes(), form.loose.to_le_bytes()].concat())
 }
 
 impl Conversation {
-    /// Starts to fit a request, with the cut of earlier requests that it continues. Fast: hashes
-    /// each message once.
+    /// Starts to fit a request into the budget, with the truncation of the earlier requests that it
+    /// continues. This is fast, because each message is hashed only once.
     pub fn start_fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> ContextFitter<'a> {
         let Request { agent, policy, messages, tools, .. } = *request;
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
@@ -76,7 +77,7 @@ impl Conversation {
         }
     }
 
-    /// Stores the cut of a recorded prompt.
+    /// Stores the truncation of a recorded prompt, for later requests that continue it.
     pub(super) fn store_truncation(
         &mut self,
         party: crate::index::Party,
@@ -87,7 +88,7 @@ impl Conversation {
 }
 
 impl<'a> ContextFitter<'a> {
-    /// Returns the remaining messages, which are those to render.
+    /// Returns the messages to render: the request's messages after truncation.
     pub fn messages(&self) -> Cow<'a, [Message]> {
         if self.truncation.is_none() {
             Cow::Borrowed(self.messages)
@@ -96,8 +97,8 @@ impl<'a> ContextFitter<'a> {
         }
     }
 
-    /// Compares the prompt of these messages with the budget, and cuts the messages if it is too
-    /// long.
+    /// Compares the prompt of the current messages with the budget. If the prompt is too long,
+    /// truncates the messages further.
     pub fn judge(&mut self, prepared: PreparedPrompt) -> FitResult {
         let found = prepared.prompt.len();
         if found <= self.budget.max_tokens {

@@ -5,13 +5,13 @@ use levade_tree::{SegmentId, TreeError};
 
 use super::Conversation;
 use crate::index::Party;
-use crate::tokens::{Owner, Position};
+use crate::tokens::{Position, TokenOwner};
 
 impl Conversation {
-    /// Records a prompt of token ids, and the completion that was sampled for it. A prefix that is
-    /// recorded already, sampled tokens included, is not recorded again: the prompt continues the
-    /// longest matching sequence of this agent and policy, or forks at the first different token.
-    /// Work grows with the length of the prompt and the number of segments.
+    /// Records a prompt of token ids, and the completion that was sampled for it. A prefix of the
+    /// prompt that is already recorded, including sampled tokens, is not recorded again. The prompt
+    /// continues the longest matching sequence of this agent and policy, or forks at the first
+    /// different token. Work grows with the length of the prompt and the number of segments.
     ///
     /// # Errors
     /// Returns an error if the completion's numbers of tokens, log-probabilities and versions
@@ -26,7 +26,7 @@ impl Conversation {
         self.check(&completion)?;
         let count = self.parties.len() as Party;
         let party = *self.parties.entry((agent.to_owned(), policy.to_owned())).or_insert(count);
-        let owner = Owner { party, agent, policy };
+        let owner = TokenOwner { party, agent, policy };
         let (position, at) = self.longest_recorded_prefix(owner, prompt);
         let turn = self.turns;
         self.turns += 1;
@@ -41,7 +41,7 @@ impl Conversation {
     /// in tokens.
     fn longest_recorded_prefix(
         &self,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         prompt: &[u32],
     ) -> (Option<Position>, usize) {
         let segments = self.trajectory.segments();

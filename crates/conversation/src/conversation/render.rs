@@ -3,20 +3,21 @@
 use super::*;
 
 impl MatchedRequest {
-    /// Renders the prompt. This takes as long as the chat template does, so run it outside async
-    /// workers. It does not need the conversation.
+    /// Renders the prompt of a matched request. This takes as long as the chat template does, so it
+    /// must run outside async workers. It does not need the conversation.
     ///
     /// # Errors
-    /// Returns an error if the template fails, if the format of the tools is not supported, or,
-    /// with [`Options::strict`], if the template renders the recorded history differently.
+    /// Returns an error if the template fails, or if the format of the tools is not supported. With
+    /// [`Options::strict`], also returns an error if the template renders the recorded history
+    /// differently.
     ///
     /// [`Options::strict`]: crate::Options::strict
     pub fn render(self) -> Result<PreparedPrompt, ConversationError> {
         self.render_within(usize::MAX)
     }
 
-    /// Like [`render`](Self::render), but rejects a prompt whose bytes show that it has more than
-    /// `max_tokens` tokens, before it is tokenized.
+    /// Renders the prompt like [`render`](Self::render), but rejects it before tokenization if its
+    /// length in bytes shows that it has more than `max_tokens` tokens.
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] for such a prompt, and the errors of
@@ -68,7 +69,8 @@ impl MatchedRequest {
         let text = &extended.as_ref().unwrap_or(&recorded).content;
         let past = &past;
         let tools = &from.tools;
-        let round = Round { past, completion: &completion, text, rest: &rest, new: &new, tools };
+        let round =
+            CompletionRound { past, completion: &completion, text, rest: &rest, new: &new, tools };
         let following = format.following_tokens(round, max_tokens.saturating_sub(path.len()))?;
         let recorded = path.len();
         path.extend(&following.tokens);

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use levade_text::{Message, ToolSpec};
 use serde_json::json;
 
-use super::{Format, Round, abridge, to_messages};
+use super::{CompletionRound, Format, abridge, to_messages};
 
-/// Numbers of questions before the completion.
+/// Numbers of user messages before the completion in the probe's conversations.
 const DEPTHS: [usize; 3] = [1, 2, 7];
 
-/// Completions that templates tend to render differently.
+/// Texts of completions that chat templates tend to render differently.
 const COMPLETIONS: [&str; 3] = [
     "<think>\nhm\n</think>\n\nDone.",
     "\n Done. ",
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
 ];
 
-/// Compares the abridged with the complete past, over pasts of several depths and shapes, and for
-/// different messages after a completion.
+/// Returns whether an abridged past gives the same tokens as the complete past. Compares them for
+/// pasts of several depths and shapes, and for different messages after a completion.
 pub(crate) fn probe_abridging(format: &Format) -> bool {
     let tools = tools();
     for tools in [&[], &tools[..]] {
@@ -40,7 +40,7 @@ pub(crate) fn probe_abridging(format: &Format) -> bool {
     true
 }
 
-/// Returns whether the abridged past can replace `past_messages`, whose prompt is `prompt`.
+/// Returns whether the abridged past can replace `past`, whose prompt has the tokens `prompt`.
 fn is_equivalent(
     format: &Format,
     past: &[Arc<Message>],
@@ -73,7 +73,8 @@ fn is_equivalent(
         for text in COMPLETIONS {
             let mut completion = chat.tokenizer().encode(text);
             completion.extend(chat.stop_ids().first());
-            let round = Round { past, completion: &completion, text, rest: "", new, tools };
+            let round =
+                CompletionRound { past, completion: &completion, text, rest: "", new, tools };
             let path = [prompt, &completion, &following.tokens].concat();
             let all = format.full_drift(&path, round);
             let near = format.nearby_drift(round, &following.tokens);
@@ -86,7 +87,7 @@ fn is_equivalent(
     true
 }
 
-/// Returns a conversation before a completion.
+/// Creates the messages of a probe's conversation before the completion.
 fn past_messages(with_system: bool, rounds: usize, ends_with_result: bool) -> Vec<Arc<Message>> {
     let mut messages = Vec::new();
     if with_system {

@@ -2,21 +2,25 @@
 
 use levade_text::{Message, Role};
 
-use super::{CompletionRecord, Hit, Index, Node, NodeId, NodeKind, Root, append_text};
+use super::{CompletionRecord, HistoryMatch, Index, Node, NodeId, NodeKind, Root, append_text};
 use crate::canonical::{CanonicalForm, reasoning_key};
 use crate::client_rewrites::{appended_length, same_calls};
 use crate::format::CompletionMatching;
 use crate::recorded_completion::parsed_message;
 
 impl Index {
-    /// Returns the longest history below a root that these messages repeat. The longest history has
-    /// the most messages up to a completion. Ties are resolved by the number of completions with
-    /// matching call ids, then by the number of messages, then by exactness, then in favor of the
-    /// latest.
-    pub(crate) fn search(&self, root: usize, requested: &[(&Message, CanonicalForm)]) -> Hit {
+    /// Returns the longest recorded history below a root that the messages `requested` repeat. The
+    /// longest history has the most messages up to a completion. Ties are resolved by the number of
+    /// completions with matching tool call ids, then by the number of messages, then by exactness,
+    /// then in favor of the latest history.
+    pub(crate) fn search(
+        &self,
+        root: usize,
+        requested: &[(&Message, CanonicalForm)],
+    ) -> HistoryMatch {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
-        let start = Hit {
+        let start = HistoryMatch {
             up_to_completion: 0,
             messages: 0,
             by_id: 0,
@@ -70,7 +74,7 @@ impl Index {
                 if found.is_empty() && lenient {
                     (found, length) = (self.match_appended(&hit, message, form), 1);
                 }
-                best = found.iter().copied().fold(best, Hit::max);
+                best = found.iter().copied().fold(best, HistoryMatch::max);
                 // Children of a completion follow its recorded form, not its extended one.
                 found.retain(|hit| hit.rest.0 == 0 || hit.completion != Some(hit.node));
                 fronts[at + length].append(&mut found);
@@ -79,15 +83,16 @@ impl Index {
         best
     }
 
-    /// Extends a match by a message whose text is missing or whose arguments are written
-    /// differently. The ids of the message's calls must belong to exactly one completion.
+    /// Extends a match by a completion that came back without its text or with arguments that are
+    /// written differently. The ids of the message's tool calls must belong to exactly one
+    /// completion.
     fn match_altered(
         &self,
-        hit: &Hit,
+        hit: &HistoryMatch,
         message: &Message,
         form: &CanonicalForm,
         length: usize,
-    ) -> Vec<Hit> {
+    ) -> Vec<HistoryMatch> {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
         let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
@@ -110,13 +115,19 @@ impl Index {
         );
         let found = same.then(|| self.extend_hit(hit, form, length, caller)).flatten();
         found
-            .map(|hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit })
+            .map(|hit| HistoryMatch { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit })
             .into_iter()
             .collect()
     }
 
-    /// Extends a match by a message that starts with a completion's text.
-    fn match_appended(&self, hit: &Hit, message: &Message, form: &CanonicalForm) -> Vec<Hit> {
+    /// Extends a match by a message that starts with the text of a completion, to which the client
+    /// has appended text.
+    fn match_appended(
+        &self,
+        hit: &HistoryMatch,
+        message: &Message,
+        form: &CanonicalForm,
+    ) -> Vec<HistoryMatch> {
         let is_text =
             message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
         if message.role != Role::Assistant || !is_text {
@@ -144,7 +155,7 @@ impl Index {
                     .filter(|_| rest > 0);
                 let node = extension.unwrap_or(completion_id);
                 let reasoning = self.match_reasoning(completion_id, completion, form);
-                let mut hit = Hit { completion: Some(completion_id), node, ..*hit };
+                let mut hit = HistoryMatch { completion: Some(completion_id), node, ..*hit };
                 hit.messages += 1;
                 hit.up_to_completion = hit.messages;
                 hit.trimmed.0 += u32::from(rest == 0);
@@ -155,7 +166,7 @@ impl Index {
             .collect()
     }
 
-    /// Returns the assistant message of a completion, as the client received it.
+    /// Returns the assistant message of a completion as the client received it.
     fn sent_message(&self, completion_id: NodeId, completion: &CompletionRecord) -> Message {
         let Node { message: Some(written), root, .. } = self.node(completion_id) else {
             return Message::assistant("");
@@ -164,21 +175,27 @@ impl Index {
         parsed_message(&format.chat().parse(&written.content, completion.in_reasoning, tools))
     }
 
-    /// Extends a match by a form that stands for `length` messages, once for each matching node.
-    fn match_repeated(&self, hit: &Hit, form: &CanonicalForm, length: usize) -> Vec<Hit> {
+    /// Extends a match by a canonical form that stands for `length` messages. Returns one match for
+    /// each matching node.
+    fn match_repeated(
+        &self,
+        hit: &HistoryMatch,
+        form: &CanonicalForm,
+        length: usize,
+    ) -> Vec<HistoryMatch> {
         let below = self.matching_nodes(hit.node, form.loose).iter();
         below.filter_map(|&node| self.extend_hit(hit, form, length, node)).collect()
     }
 
     fn extend_hit(
         &self,
-        hit: &Hit,
+        hit: &HistoryMatch,
         form: &CanonicalForm,
         length: usize,
         node: NodeId,
-    ) -> Option<Hit> {
+    ) -> Option<HistoryMatch> {
         let messages = hit.messages + length;
-        let mut hit = Hit { messages, node, ..*hit };
+        let mut hit = HistoryMatch { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
             NodeKind::Root | NodeKind::Extended => return None,
             // The model has seen the white space of such a message, so it must be equal.
@@ -212,7 +229,7 @@ impl Index {
         Some(hit)
     }
 
-    /// Returns how much of a completion's reasoning a message has.
+    /// Returns how much of a completion's reasoning a message repeats.
     fn match_reasoning(
         &self,
         node: NodeId,
@@ -243,8 +260,8 @@ impl Index {
         }
     }
 
-    /// Returns whether a message with this form differs from a completion below `parent` only in
-    /// its reasoning.
+    /// Returns whether a message with the canonical form `form` differs from a completion below
+    /// `parent` only in its reasoning.
     pub(crate) fn differs_in_reasoning(&self, parent: NodeId, form: &CanonicalForm) -> bool {
         self.matching_nodes(parent, form.loose)
             .iter()

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use levade_call::{Backend, Input, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{Call, CallPattern, Caller, Gateway, Model, Options, Route, SessionOptions};
+use levade_gateway::{
+    Call, CallPattern, Caller, Gateway, GatewayOptions, Model, Route, SessionOptions,
+};
 use levade_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
 use levade_text::Message;
 use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
@@ -116,7 +118,8 @@ fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
 }
 
 async fn serve_gateway(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
-    let options = Options { running: 1 << 14, permit_timeout: TIMEOUT, ..Options::default() };
+    let options =
+        GatewayOptions { running: 1 << 14, permit_timeout: TIMEOUT, ..GatewayOptions::default() };
     let gateway = Gateway::new(vec![model(sampler)?], options);
     let listener = tokio::net::TcpListener::bind(address).await?;
     println!("{}", json!({ "address": listener.local_addr()?.to_string() }));
@@ -165,16 +168,16 @@ async fn measure_sequential(number: usize) -> Result<Value> {
 /// of a turn from its call to its recorded completion.
 async fn session(turns: usize, rounds: usize) -> Result<Value> {
     let model = model(Arc::new(script()))?;
-    let gateway = Gateway::new(vec![model.clone()], Options::default());
+    let gateway = Gateway::new(vec![model.clone()], GatewayOptions::default());
     let mut times = vec![Vec::with_capacity(rounds); turns];
     let mut prompt = 0;
     let mut paths = 0;
     for round in 0..rounds {
         let party = Arc::new(Party { agent: "default".into(), ..(*model.party).clone() });
         let attempt = format!("a{round}");
-        let session = gateway.open(SessionOptions {
+        let session = gateway.open_session(SessionOptions {
             rollout: "r".into(),
-            recorder: gateway.recorder(&attempt, (1, round as u64), (u32::MAX, usize::MAX)),
+            recorder: gateway.new_recorder(&attempt, (1, round as u64), (u32::MAX, usize::MAX)),
             attempt,
             routes: vec![Route { party, pattern: CallPattern::default() }],
             rewards: false,
@@ -192,7 +195,7 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
             history.extend(messages(turn + 1).into_iter().skip(1));
         }
         let (recorded, _) = session.close(TIMEOUT).await;
-        gateway.forget(&session);
+        gateway.forget_session(&session);
         let continued = recorded.counts.continued as usize;
         if continued + 1 != turns {
             return Err(

@@ -150,7 +150,7 @@ async fn talk(streams: bool) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn returned_history_continues_in_document_and_stream() {
+async fn returned_history_continues_with_and_without_streaming() {
     let full_response = talk(false).await;
     let streamed = talk(true).await;
     for (mut full_response, mut streamed) in full_response.into_iter().zip(streamed) {
@@ -162,7 +162,7 @@ async fn returned_history_continues_in_document_and_stream() {
 }
 
 #[tokio::test]
-async fn random_completions_are_equal_in_document_and_stream() {
+async fn random_completions_are_equal_with_and_without_streaming() {
     for content in ["a", "b", "c", "d"] {
         let messages = json!([{"role": "user", "content": content}]);
         let one = TestGateway::simulated(60);
@@ -182,7 +182,7 @@ async fn random_completions_are_equal_in_document_and_stream() {
 }
 
 #[tokio::test]
-async fn unusual_completions_round_trip_in_document_and_stream() {
+async fn unusual_completions_round_trip_with_and_without_streaming() {
     /// Returns the joined contents of the blocks: reasoning, text and inputs.
     fn joined_contents(message: &Value) -> [String; 3] {
         let blocks = message["content"].as_array().unwrap();
@@ -341,7 +341,7 @@ async fn errors_have_anthropic_format() {
 }
 
 #[tokio::test]
-async fn client_tools_are_rendered_or_rejected_by_name() {
+async fn client_tools_are_rendered_or_named_in_error() {
     let called =
         "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
     let served = TestGateway::scripted(&[called]);

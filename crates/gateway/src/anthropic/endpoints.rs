@@ -6,22 +6,22 @@ use axum::response::Response;
 use serde_json::json;
 
 use super::request::{self, ParsedRequest};
-use super::write::{Writer, error_body};
+use super::write::{MessagesWriter, error_body};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, error_response, json as document, write_response};
+use crate::http::{IncomingRequest, error_response, json_response as document, write_response};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
 /// Handles `POST /v1/messages`.
-pub(crate) async fn messages(
+pub(crate) async fn create_message(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
     let ping = gateway.0.options.ping;
-    let id = format!("req_{}", gateway.call_id());
-    let prepared = prepare(&gateway, incoming).and_then(|(caller, requested)| {
+    let id = format!("req_{}", gateway.new_call_id());
+    let prepared = parse_incoming(&gateway, incoming).and_then(|(caller, requested)| {
         // Anthropic's API requires `max_tokens`.
         requested.call.request.sampling.max_tokens.ok_or_else(|| {
             ApiError::field(
@@ -34,7 +34,7 @@ pub(crate) async fn messages(
         Err(found) => error_response(&found, &error_body(&found, &id)),
         Ok((caller, ParsedRequest { call, streams })) => {
             let started = gateway.call(&caller, call).await;
-            write_response(started, Writer::new(id.clone()), streams, ping).await
+            write_response(started, MessagesWriter::new(id.clone()), streams, ping).await
         }
     };
     with_request_id(response, &id)
@@ -45,15 +45,18 @@ pub(crate) async fn count_tokens(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
-    let id = format!("req_{}", gateway.call_id());
+    let id = format!("req_{}", gateway.new_call_id());
     let counting = tokio::task::spawn_blocking(move || {
-        let (caller, ParsedRequest { call, .. }) = prepare(&gateway, incoming)?;
-        count(&gateway, &caller, &call)
+        let (caller, ParsedRequest { call, .. }) = parse_incoming(&gateway, incoming)?;
+        count_prompt_tokens(&gateway, &caller, &call)
     });
     let response = match counting
         .await
         .map_err(|error| {
-            ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"))
+            ApiError::new(
+                ErrorKind::Internal,
+                format!("the prompt tokens cannot be counted: {error}"),
+            )
         })
         .and_then(|counted| counted)
     {
@@ -63,39 +66,46 @@ pub(crate) async fn count_tokens(
     with_request_id(response, &id)
 }
 
-fn prepare(
+fn parse_incoming(
     gateway: &Gateway,
     incoming: IncomingRequest,
 ) -> Result<(Caller, ParsedRequest), ApiError> {
     let (caller, body) = incoming.into_call()?;
-    Ok((caller, request::read(gateway, &body)?))
+    Ok((caller, request::parse_request(gateway, &body)?))
 }
 
-/// Returns the number of tokens of the prompt that the chat template renders.
-fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, ApiError> {
+/// Returns the number of prompt tokens of a call, after the model's chat template has rendered the
+/// messages and tools. 0 if the call has no messages.
+fn count_prompt_tokens(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, ApiError> {
     let Input::Messages(messages) = &call.request.input else { return Ok(0) };
-    let chat = gateway.chat_of(caller, call)?;
+    let chat = gateway.find_chat(caller, call)?;
     Ok(chat.prompt(messages, &call.request.tools)?.len())
 }
 
-/// Returns the response to a rejected request.
+/// Returns the HTTP error response, in Anthropic's format, to a request that was rejected with
+/// `found`.
 pub(crate) fn rejection_response(gateway: &Gateway, found: &ApiError) -> Response {
-    let id = format!("req_{}", gateway.call_id());
+    let id = format!("req_{}", gateway.new_call_id());
     with_request_id(error_response(found, &error_body(found, &id)), &id)
 }
 
-/// Returns a response with a document, or the response to a rejected request.
-pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiError>) -> Response {
+/// Returns an HTTP response with the JSON document `found` or, for an error, the error response in
+/// Anthropic's format.
+pub(super) fn build_response(
+    gateway: &Gateway,
+    found: Result<serde_json::Value, ApiError>,
+) -> Response {
     match found {
         Ok(value) => {
-            let id = format!("req_{}", gateway.call_id());
+            let id = format!("req_{}", gateway.new_call_id());
             with_request_id(document(StatusCode::OK, &value), &id)
         }
         Err(error) => rejection_response(gateway, &error),
     }
 }
 
-/// Adds the request's id to the response. Anthropic's clients report this id with errors.
+/// Adds the header `request-id` with the id `id` to an HTTP response. Anthropic's clients report
+/// this id with errors.
 fn with_request_id(mut response: Response, id: &str) -> Response {
     if let Ok(id) = HeaderValue::from_str(id) {
         response.headers_mut().insert("request-id", id);

@@ -4,25 +4,25 @@ use levade_text::{Message, Role};
 use serde_json::Value;
 
 use crate::gateway::Gateway;
-use crate::parts::{ContentParser, text_of, unsupported_part};
+use crate::parts::{ContentParser, text_of_part, unsupported_part};
 use levade_call::ApiError;
 
-/// Name of the API under which unknown fields are counted.
+/// Name of Anthropic's Messages API in the counters of unknown request fields.
 pub(super) const API: &str = "messages";
 
 /// Prefix of a line that Claude Code puts before its instructions. The line is for Anthropic's
 /// billing and differs in every request, so two prompts would never share a prefix.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// Parses instructions and messages.
+/// Parses the instructions (`system`) and the messages of a request in Anthropic's format.
 ///
 /// Blocks that belong to tools hosted by Anthropic are omitted and counted. Parts of tool results
 /// that cannot be shown are counted and replaced by a line that names their type.
 ///
 /// # Errors
 /// Returns an error that names the first message or block that is invalid or that a text model
-/// cannot read, or an error if the last message is the assistant's.
-pub(super) fn read(
+/// cannot read. Returns an error if the last message is an assistant message.
+pub(super) fn parse_conversation(
     gateway: &Gateway,
     system: Option<&Value>,
     messages: &[Value],
@@ -30,14 +30,14 @@ pub(super) fn read(
     let parts = ContentParser { gateway, api: API };
     let mut read = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system.filter(|system| !system.is_null()) {
-        read.extend(instructions(parts, system, "system")?);
+        read.extend(parse_instructions(parts, system, "system")?);
     }
     for (at, message) in messages.iter().enumerate() {
         let (content, location) = (&message["content"], format!("messages.{at}.content"));
         match message["role"].as_str() {
-            Some("user") => parts.user(content, &location, &mut read)?,
-            Some("assistant") => read.push(parts.assistant(content, &location)?),
-            Some("system") => read.extend(instructions(parts, content, &location)?),
+            Some("user") => parts.parse_user(content, &location, &mut read)?,
+            Some("assistant") => read.push(parts.parse_assistant(content, &location)?),
+            Some("system") => read.extend(parse_instructions(parts, content, &location)?),
             _ => {
                 let param = format!("messages.{at}.role");
                 let message = format!(
@@ -56,9 +56,9 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Returns the text of a content that must have only text blocks. `kept` returns the part of each
-/// block that is kept.
-fn texts(
+/// Returns the joined text of a message content that may have only text blocks. `kept` selects the
+/// part of each block's text that is kept.
+fn join_texts(
     parts: ContentParser<'_>,
     content: &Value,
     location: &str,
@@ -67,7 +67,7 @@ fn texts(
     let mut all = String::new();
     let plain_text = parts.for_each_part(content, location, |kind, block, location| {
         all += kept(
-            text_of(kind, block, location)?
+            text_of_part(kind, block, location)?
                 .ok_or_else(|| unsupported_part(kind, location, "text"))?,
         );
         Ok(())
@@ -75,16 +75,18 @@ fn texts(
     Ok(plain_text.map_or(all, |text| kept(&text).to_owned()))
 }
 
-/// Returns the instructions without billing lines, or `None` if nothing is left.
-fn instructions(
+/// Returns a system message with the instructions in `content`, without Claude Code's billing line,
+/// or `None` if no text remains.
+fn parse_instructions(
     parts: ContentParser<'_>,
     content: &Value,
     location: &str,
 ) -> Result<Option<Message>, ApiError> {
-    let text = texts(parts, content, location, |text| match text.strip_prefix(BILLING_PREFIX) {
-        Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
-        None => text,
-    })?;
+    let text =
+        join_texts(parts, content, location, |text| match text.strip_prefix(BILLING_PREFIX) {
+            Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
+            None => text,
+        })?;
     Ok((!text.is_empty()).then(|| Message::system(text)))
 }
 
@@ -96,18 +98,18 @@ mod tests {
     use super::*;
     use crate::parts::FAILED_RESULT;
 
-    fn gateway() -> Gateway {
-        Gateway::new(Vec::new(), crate::Options::default())
+    fn new_gateway() -> Gateway {
+        Gateway::new(Vec::new(), crate::GatewayOptions::default())
     }
 
     fn parse_messages(messages: Value) -> Result<Vec<Message>, ApiError> {
-        read(&gateway(), None, messages.as_array().unwrap())
+        parse_conversation(&new_gateway(), None, messages.as_array().unwrap())
     }
 
     #[test]
-    fn read_converts_blocks_to_messages() {
-        let read = read(
-            &gateway(),
+    fn parse_conversation_converts_blocks_to_messages() {
+        let read = parse_conversation(
+            &new_gateway(),
             Some(&json!([
                 {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
                 {"type": "text", "text": "brief."},
@@ -204,9 +206,10 @@ mod tests {
     #[test]
     fn textual_documents_and_search_results_are_shown() {
         let of_text =
-            document(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
-        let of_content =
-            document(json!({"type": "content", "content": [text_block("hel"), text_block("lo")]}));
+            document_block(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
+        let of_content = document_block(
+            json!({"type": "content", "content": [text_block("hel"), text_block("lo")]}),
+        );
         let found = json!({
             "type": "search_result", "title": "Page", "source": "http://a.example", "content": [text_block("hello")],
             "citations": {"enabled": true},
@@ -235,7 +238,7 @@ mod tests {
         json!({"type": "text", "text": text})
     }
 
-    fn document(source: Value) -> Value {
+    fn document_block(source: Value) -> Value {
         json!({"type": "document", "title": "Notes", "source": source})
     }
 
@@ -258,10 +261,11 @@ mod tests {
                 "[a part of type \"tool_reference\", which cannot be shown]\n",
             ),
         ] {
-            let gateway = gateway();
+            let gateway = new_gateway();
             let result = json!({"type": "tool_result", "tool_use_id": "a", "content": blocks});
             let read =
-                read(&gateway, None, &[json!({"role": "user", "content": [result]})]).unwrap();
+                parse_conversation(&gateway, None, &[json!({"role": "user", "content": [result]})])
+                    .unwrap();
             assert_eq!(read[0].content.as_str(), want);
             assert_eq!(gateway.unknown_fields().values().sum::<u64>(), 1);
         }
@@ -269,8 +273,8 @@ mod tests {
 
     #[test]
     fn hosted_tool_blocks_are_omitted_and_counted() {
-        let gateway = gateway();
-        let read = read(
+        let gateway = new_gateway();
+        let read = parse_conversation(
             &gateway,
             None,
             json!([
@@ -306,8 +310,12 @@ mod tests {
             (json!([text_block(line)]), ""),
             (json!([text_block(line), text_block(&format!("Say {line}"))]), &format!("Say {line}")),
         ] {
-            let read = read(&gateway(), Some(&system), &[json!({"role": "user", "content": "Hi"})])
-                .unwrap();
+            let read = parse_conversation(
+                &new_gateway(),
+                Some(&system),
+                &[json!({"role": "user", "content": "Hi"})],
+            )
+            .unwrap();
             let want = (!kept.is_empty()).then(|| Message::system(kept));
             assert_eq!(
                 read,
@@ -318,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn read_rejects_unsupported_blocks_by_path() {
+    fn parse_conversation_names_path_of_unsupported_block() {
         let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
         let last = |content: &str| json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
         for (messages, param, why) in [

@@ -9,5 +9,5 @@ mod write;
 #[cfg(test)]
 mod endpoint_tests;
 
-pub(crate) use endpoints::{count_tokens, messages, rejection_response};
-pub(crate) use models::{model, models};
+pub(crate) use endpoints::{count_tokens, create_message, rejection_response};
+pub(crate) use models::{get_model, list_models};

@@ -4,28 +4,28 @@ use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::endpoints::respond;
+use super::endpoints::build_response;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
-use crate::http::{IncomingRequest, query_field};
+use crate::http::{IncomingRequest, find_query_field};
 use crate::info;
 use levade_call::ApiError;
 
-/// Default and maximum number of models per page, as in Anthropic's API.
+/// Default and maximum number of models on a page of the model list, as in Anthropic's API.
 const PAGE: (usize, usize) = (20, 1000);
 
-fn describe(model: &Model) -> Value {
+fn describe_model(model: &Model) -> Value {
     json!({
         "type": "model",
         "id": model.party.model,
         "display_name": model.party.model,
-        "created_at": date(model.created),
+        "created_at": format_date(model.created),
     })
 }
 
 /// Formats a Unix timestamp in seconds as an RFC 3339 date. The algorithm is `civil_from_days`
 /// (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
-fn date(seconds: u64) -> String {
+fn format_date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let second = seconds % 86_400;
     let era = days / 146_097;
@@ -42,19 +42,21 @@ fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Returns the page of models that a query string selects.
-fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
-    let limit = query_field(query, "limit").map_or(Ok(PAGE.0), |text| {
+/// Returns the page of the model list that the query parameters `limit`, `after_id` and `before_id`
+/// select, in Anthropic's format.
+fn select_page(models: &[Value], query: &str) -> Result<Value, ApiError> {
+    let limit = find_query_field(query, "limit").map_or(Ok(PAGE.0), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
         limit.ok_or_else(|| {
             ApiError::field("limit", format!("limit is {text:?}, but must be in 1..={}", PAGE.1))
         })
     })?;
     let find = |id: &str| models.iter().position(|model| model["id"] == id);
-    let after = query_field(query, "after_id").and_then(find).map_or(0, |at| at + 1);
-    let before = query_field(query, "before_id").and_then(find).unwrap_or(models.len()).max(after);
+    let after = find_query_field(query, "after_id").and_then(find).map_or(0, |at| at + 1);
+    let before =
+        find_query_field(query, "before_id").and_then(find).unwrap_or(models.len()).max(after);
     let window = &models[after..before];
-    let backwards = query_field(query, "before_id").is_some();
+    let backwards = find_query_field(query, "before_id").is_some();
     let shown = if backwards {
         &window[window.len().saturating_sub(limit)..]
     } else {
@@ -63,37 +65,42 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     Ok(json!({
         "data": shown,
         "has_more": shown.len() < window.len(),
-        "first_id": id_of(shown.first()),
-        "last_id": id_of(shown.last()),
+        "first_id": id_or_null(shown.first()),
+        "last_id": id_or_null(shown.last()),
     }))
 }
 
-fn id_of(model: Option<&Value>) -> Value {
+fn id_or_null(model: Option<&Value>) -> Value {
     model.map_or(Value::Null, |model| model["id"].clone())
 }
 
 /// Handles `GET /v1/models`.
-pub(crate) async fn models(
+pub(crate) async fn list_models(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
     incoming: IncomingRequest,
 ) -> Response {
     let found = incoming.into_call().and_then(|(caller, _)| {
-        let models: Vec<Value> = info::models(&gateway, &caller).iter().map(describe).collect();
-        page(&models, query.as_deref().unwrap_or_default())
+        let models: Vec<Value> =
+            info::callable_models(&gateway, &caller).iter().map(describe_model).collect();
+        select_page(&models, query.as_deref().unwrap_or_default())
     });
-    respond(&gateway, found)
+    build_response(&gateway, found)
 }
 
 /// Handles `GET /v1/models/NAME`.
-pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    let name = incoming.part("model");
+pub(crate) async fn get_model(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
+    let name = incoming.path_param("model");
     let found = incoming.into_call().and_then(|(caller, _)| {
-        let known =
-            info::models(&gateway, &caller).into_iter().find(|model| model.party.model == name);
-        known.map_or_else(|| gateway.model(&name), Ok).map(|model| describe(&model))
+        let known = info::callable_models(&gateway, &caller)
+            .into_iter()
+            .find(|model| model.party.model == name);
+        known.map_or_else(|| gateway.find_model(&name), Ok).map(|model| describe_model(&model))
     });
-    respond(&gateway, found)
+    build_response(&gateway, found)
 }
 
 #[cfg(test)]
@@ -101,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn date_matches_known_timestamps() {
+    fn format_date_matches_known_timestamps() {
         for (seconds, want) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -109,18 +116,18 @@ mod tests {
             (1_735_689_599, "2024-12-31T23:59:59Z"),
             (1_795_738_402, "2026-11-27T00:13:22Z"),
         ] {
-            assert_eq!(date(seconds), want);
+            assert_eq!(format_date(seconds), want);
         }
     }
 
     #[test]
-    fn date_counts_every_day_of_eight_centuries() {
+    fn format_date_increments_daily_for_eight_centuries() {
         let mut year = 1970;
         let mut month = 1;
         let mut day = 1;
         for days in 0..2 * 146_097_u64 {
             assert_eq!(
-                date(days * 86_400 + 3_661),
+                format_date(days * 86_400 + 3_661),
                 format!("{year:04}-{month:02}-{day:02}T01:01:01Z")
             );
             let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -140,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn page_follows_ids_and_limits() {
+    fn model_page_follows_ids_and_limits() {
         let models: Vec<Value> =
             ["a", "b", "c", "d"].iter().map(|id| json!({ "id": id })).collect();
         let ids = |query: &str| {
-            let page = page(&models, query).unwrap();
+            let page = select_page(&models, query).unwrap();
             let ids: Vec<&str> = page["data"]
                 .as_array()
                 .unwrap()
@@ -161,7 +168,7 @@ mod tests {
         assert_eq!(ids("limit=1&before_id=d"), ("c".into(), true));
         assert_eq!(ids("after_id=d"), (String::new(), false));
         for wrong in ["limit=0", "limit=x", "limit=1001"] {
-            assert_eq!(page(&models, wrong).unwrap_err().param.as_deref(), Some("limit"));
+            assert_eq!(select_page(&models, wrong).unwrap_err().param.as_deref(), Some("limit"));
         }
     }
 }

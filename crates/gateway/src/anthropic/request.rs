@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::messages::{self, API};
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::openai::{structured, top_k};
+use crate::openai::{structured, validate_top_k};
 use crate::tool_types;
 use levade_call::ApiError;
 use levade_call::Request as CallRequest;
@@ -15,7 +15,7 @@ use levade_call::{Constraint, Input, SamplingOptions, ToolChoice};
 
 /// Body of a request to `/v1/messages`.
 #[derive(Deserialize)]
-struct Request {
+struct MessagesRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     messages: Vec<Value>,
@@ -37,32 +37,36 @@ struct Request {
 /// A request to `/v1/messages` after parsing.
 pub(super) struct ParsedRequest {
     pub call: Call,
-    /// Whether the response is a stream.
+    /// Whether the client requests a streamed response.
     pub streams: bool,
 }
 
-/// Parses a request.
+/// Parses the body of a request to `/v1/messages`.
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
-pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<ParsedRequest, ApiError> {
-    let mut request: Request = crate::http::read(body)?;
+pub(super) fn parse_request(gateway: &Gateway, body: &[u8]) -> Result<ParsedRequest, ApiError> {
+    let mut request: MessagesRequest = crate::http::parse_json_body(body)?;
     let own = parse_format(gateway, request.output_config, request.output_format)?;
-    let constraint = structured::from_request(gateway, own, &mut request.rest)?;
+    let constraint = structured::take_constraint(gateway, own, &mut request.rest)?;
     check_fields(gateway, &request.rest)?;
-    let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
-    let messages = messages::read(gateway, request.system.as_ref(), &request.messages)?;
+    let (tool_choice, parallel_calls) = parse_tool_choice(request.tool_choice.as_ref())?;
+    let messages =
+        messages::parse_conversation(gateway, request.system.as_ref(), &request.messages)?;
     let sampling = SamplingOptions {
-        max_tokens: request.max_tokens.map(|limit| count("max_tokens", limit)).transpose()?,
+        max_tokens: request
+            .max_tokens
+            .map(|limit| validate_count("max_tokens", limit))
+            .transpose()?,
         temperature: request.temperature,
         top_p: request.top_p,
-        top_k: top_k(request.top_k)?,
+        top_k: validate_top_k(request.top_k)?,
         stop: request.stop_sequences.unwrap_or_default(),
         ..SamplingOptions::default()
     };
     let requested = CallRequest {
-        tools: tools(gateway, request.tools.as_deref().unwrap_or_default())?,
-        strict: request.tools.iter().flatten().filter_map(strict).collect(),
+        tools: parse_tools(gateway, request.tools.as_deref().unwrap_or_default())?,
+        strict: request.tools.iter().flatten().filter_map(strict_tool_name).collect(),
         tool_choice,
         parallel_calls,
         sampling,
@@ -73,14 +77,14 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<ParsedRequest, ApiE
     Ok(ParsedRequest { call, streams: request.stream.unwrap_or(false) })
 }
 
-fn count(name: &str, value: i64) -> Result<usize, ApiError> {
+fn validate_count(name: &str, value: i64) -> Result<usize, ApiError> {
     match usize::try_from(value) {
         Ok(value) if value > 0 => Ok(value),
         _ => Err(ApiError::field(name, format!("{name} = {value}, but it must be at least 1"))),
     }
 }
 
-/// Fields that change nothing here: hints, and bookkeeping of the provider.
+/// Request fields that are ignored, because they are hints or bookkeeping of the provider.
 const IGNORED_FIELDS: [&str; 9] = [
     "anthropic_beta",
     "betas",
@@ -93,7 +97,8 @@ const IGNORED_FIELDS: [&str; 9] = [
     "user_profile_id",
 ];
 
-/// Unsupported fields, and fields of other APIs that would change the sampling.
+/// Request fields that are rejected: features that the gateway does not support, and fields of
+/// other APIs that would change the sampling.
 const UNSUPPORTED_FIELDS: [&str; 16] = [
     "container",
     "custom_logit_processor",
@@ -113,9 +118,9 @@ const UNSUPPORTED_FIELDS: [&str; 16] = [
     "stop_token_ids",
 ];
 
-/// Checks the fields that have not been parsed: rejects unsupported fields and counts unknown
-/// fields. Fields that set the amount of reasoning or remove parts of the history count as unknown,
-/// because the template and the training of a model decide both here.
+/// Checks the request fields that have not been parsed: rejects unsupported fields and counts
+/// unknown fields. Fields that set the amount of reasoning or remove parts of the history count as
+/// unknown, because the template and the training of a model decide both here.
 fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
@@ -127,14 +132,14 @@ fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiE
                 ));
             }
         } else if !IGNORED_FIELDS.contains(&field.as_str()) && !is_empty {
-            gateway.unknown_field(API, field);
+            gateway.count_unknown_field(API, field);
         }
     }
     Ok(())
 }
 
-/// Returns the format constraint in `output_config.format`, or in the earlier field
-/// `output_format`.
+/// Returns the format constraint of a request: from `output_config.format`, or from the earlier
+/// field `output_format`.
 fn parse_format(
     gateway: &Gateway,
     config: Option<Map<String, Value>>,
@@ -145,7 +150,7 @@ fn parse_format(
     let field = if config_format.is_some() { "output_config.format" } else { "output_format" };
     let format = config_format.or(format).filter(|format| !format.is_null());
     for field in config.keys() {
-        gateway.unknown_field(API, &format!("output_config.{field}"));
+        gateway.count_unknown_field(API, &format!("output_config.{field}"));
     }
     let Some(format) = format else { return Ok(None) };
     match (format["type"].as_str(), &format["schema"]) {
@@ -159,26 +164,27 @@ fn parse_format(
     }
 }
 
-/// Parses tools. Tools that Anthropic hosts are omitted and counted.
-fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
+/// Parses the tools of a request in Anthropic's format. Tools that Anthropic hosts are omitted and
+/// counted.
+fn parse_tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
     let read = |(at, value): (usize, &Value)| {
         let field_path = format!("tools.{at}");
         match value["type"].as_str() {
-            None | Some("custom") => tool(value, field_path).map(Some),
+            None | Some("custom") => parse_tool(value, field_path).map(Some),
             Some(hosted) if tool_types::is_hosted_tool(value) => {
-                gateway.unknown_field(API, &format!("tools[type={hosted}]"));
+                gateway.count_unknown_field(API, &format!("tools[type={hosted}]"));
                 Ok(None)
             }
             _ => tool_types::published_spec(value)
-                .ok_or_else(|| tool_types::unknown(value, &field_path))
+                .ok_or_else(|| tool_types::unknown_tool_error(value, &field_path))
                 .map(Some),
         }
     };
     values.iter().enumerate().filter_map(|tool| read(tool).transpose()).collect()
 }
 
-/// Parses a tool in Anthropic's format.
-fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
+/// Parses the definition of one tool in Anthropic's format.
+fn parse_tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     let name = value["name"].as_str().filter(|name| !name.is_empty());
     let name =
         name.ok_or_else(|| ApiError::field(&param, format!("{param} has no name: {value}")))?;
@@ -196,13 +202,14 @@ fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     })
 }
 
-/// Returns the name of a tool if it requests strict arguments.
-fn strict(value: &Value) -> Option<String> {
+/// Returns the name of a tool whose definition sets `strict`, or `None` if `strict` is not true.
+fn strict_tool_name(value: &Value) -> Option<String> {
     value["name"].as_str().filter(|_| value["strict"] == true).map(str::to_owned)
 }
 
-/// Returns the tool choice, and whether a completion can call several tools.
-fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
+/// Parses `tool_choice`. Returns the tool choice, and whether one completion may call several
+/// tools.
+fn parse_tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else {
         return Ok((ToolChoice::Auto, true));
     };
@@ -232,7 +239,7 @@ mod tests {
 
     #[test]
     fn tool_choice_parses_all_types() {
-        assert_eq!(tool_choice(None).unwrap(), (ToolChoice::Auto, true));
+        assert_eq!(parse_tool_choice(None).unwrap(), (ToolChoice::Auto, true));
         assert_eq!(parse_choice(Value::Null), (ToolChoice::Auto, true));
         assert_eq!(parse_choice(json!({ "type": "none" })), (ToolChoice::None, true));
         let one = json!({ "type": "any", "disable_parallel_tool_use": true });
@@ -241,18 +248,18 @@ mod tests {
         assert_eq!(parse_choice(named), (ToolChoice::Named("add".into()), true));
         for wrong in [json!("auto"), json!({ "type": "tool" }), json!({ "type": "required" })] {
             assert_eq!(
-                tool_choice(Some(&wrong)).unwrap_err().param.as_deref(),
+                parse_tool_choice(Some(&wrong)).unwrap_err().param.as_deref(),
                 Some("tool_choice")
             );
         }
     }
 
     fn parse_choice(value: Value) -> (ToolChoice, bool) {
-        tool_choice(Some(&value)).unwrap()
+        parse_tool_choice(Some(&value)).unwrap()
     }
 
     #[test]
-    fn read_parses_sampling_and_format() {
+    fn parse_request_reads_sampling_and_format() {
         let gateway = TestGateway::scripted(&[]).gateway;
         let schema = json!({ "type": "object" });
         let body = json!({
@@ -260,7 +267,8 @@ mod tests {
             "top_p": 0.9, "top_k": 3, "stop_sequences": ["x"], "stream": true,
             "output_config": { "format": { "type": "json_schema", "schema": schema } },
         });
-        let ParsedRequest { call, streams } = read(&gateway, body.to_string().as_bytes()).unwrap();
+        let ParsedRequest { call, streams } =
+            parse_request(&gateway, body.to_string().as_bytes()).unwrap();
         let sampling = SamplingOptions {
             max_tokens: Some(7),
             temperature: Some(0.5),

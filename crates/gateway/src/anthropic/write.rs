@@ -4,14 +4,16 @@ use levade_policy::FinishReason;
 use levade_text::{CompletionDelta, ToolCall};
 use serde_json::{Value, json};
 
-use crate::http::{CollectedCompletion, Dialect, frame};
+use crate::http::{ApiDialect, CollectedCompletion, format_frame};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head};
 
-/// Signature of every reasoning block. Clients send it back, and the gateway accepts any signature.
+/// Signature of every reasoning block in responses. Clients send the signature back, and the
+/// gateway accepts any value.
 const SIGNATURE: &str = "ZHJlc3NhZ2U=";
 
-/// Returns the body of an error. `request` is the id of the request.
+/// Returns the JSON body of an error response in Anthropic's format. `request` is the id of the
+/// request.
 pub(crate) fn error_body(error: &ApiError, request: &str) -> Value {
     let kind = match error.kind {
         ErrorKind::Invalid
@@ -36,8 +38,9 @@ pub(crate) fn error_body(error: &ApiError, request: &str) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request })
 }
 
-/// Returns the stop reason of a completion, and the stop string that ended the completion.
-fn stop(end: &End) -> (&'static str, Value) {
+/// Returns Anthropic's stop reason of a completion, and the stop string that ended the completion,
+/// or null.
+fn to_stop_reason(end: &End) -> (&'static str, Value) {
     match end.finish {
         FinishReason::StopId | FinishReason::StopString if end.calls => ("tool_use", Value::Null),
         FinishReason::StopString => ("stop_sequence", end.stopped_by.as_deref().into()),
@@ -48,7 +51,7 @@ fn stop(end: &End) -> (&'static str, Value) {
     }
 }
 
-fn usage(prompt: usize, tokens: usize) -> Value {
+fn build_usage(prompt: usize, tokens: usize) -> Value {
     json!({
         "input_tokens": prompt,
         "output_tokens": tokens,
@@ -57,7 +60,7 @@ fn usage(prompt: usize, tokens: usize) -> Value {
     })
 }
 
-fn message(head: &Head) -> Value {
+fn build_message(head: &Head) -> Value {
     json!({
         "id": format!("msg_{}", head.id),
         "type": "message",
@@ -66,102 +69,103 @@ fn message(head: &Head) -> Value {
         "content": [],
         "stop_reason": null,
         "stop_sequence": null,
-        "usage": usage(head.prompt.len(), 0),
+        "usage": build_usage(head.prompt.len(), 0),
     })
 }
 
-fn thinking(text: &str) -> Value {
+fn build_thinking_block(text: &str) -> Value {
     json!({ "type": "thinking", "thinking": text, "signature": SIGNATURE })
 }
 
-fn tool_use(call: &ToolCall, input: Value) -> Value {
+fn build_tool_use_block(call: &ToolCall, input: Value) -> Value {
     json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
 }
 
-/// Type of the block that a stream has started but not ended.
+/// Type of the content block that a stream has started but not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenBlock {
     Text,
     Thinking,
 }
 
-/// Writer of responses in Anthropic's format.
-pub(super) struct Writer {
-    /// Id of the request, which errors contain.
+/// Writer of complete and streamed responses in the format of Anthropic's Messages API.
+pub(super) struct MessagesWriter {
+    /// Id of the request, which error responses contain.
     request: String,
-    /// Number of blocks that were started.
+    /// Number of content blocks that the response has started.
     blocks: usize,
     open: Option<OpenBlock>,
 }
 
-impl Writer {
+impl MessagesWriter {
     pub(super) fn new(request: String) -> Self {
-        Writer { request, blocks: 0, open: None }
+        MessagesWriter { request, blocks: 0, open: None }
     }
 
-    fn start(&mut self, block: &Value) -> String {
+    fn start_block(&mut self, block: &Value) -> String {
         self.blocks += 1;
         let index = self.blocks - 1;
         let kind = "content_block_start";
-        frame(Some(kind), &json!({ "type": kind, "index": index, "content_block": block }))
+        format_frame(Some(kind), &json!({ "type": kind, "index": index, "content_block": block }))
     }
 
-    fn delta(&self, delta: &Value) -> String {
+    fn write_delta(&self, delta: &Value) -> String {
         let index = self.blocks - 1;
         let kind = "content_block_delta";
-        frame(Some(kind), &json!({ "type": kind, "index": index, "delta": delta }))
+        format_frame(Some(kind), &json!({ "type": kind, "index": index, "delta": delta }))
     }
 
-    fn stop(&self) -> String {
+    fn stop_block(&self) -> String {
         let index = self.blocks - 1;
         let kind = "content_block_stop";
-        frame(Some(kind), &json!({ "type": kind, "index": index }))
+        format_frame(Some(kind), &json!({ "type": kind, "index": index }))
     }
 
-    /// Returns the frames that end the current block, if there is one.
-    fn close(&mut self) -> String {
+    /// Returns the frames that end the current content block. Empty if no block is open.
+    fn close_block(&mut self) -> String {
         match self.open.take() {
             None => String::new(),
-            Some(OpenBlock::Text) => self.stop(),
+            Some(OpenBlock::Text) => self.stop_block(),
             Some(OpenBlock::Thinking) => {
                 let signed = json!({ "type": "signature_delta", "signature": SIGNATURE });
-                self.delta(&signed) + &self.stop()
+                self.write_delta(&signed) + &self.stop_block()
             }
         }
     }
 
-    /// Returns the frames that start a block of this type, unless it is the current block.
-    fn open(&mut self, kind: OpenBlock) -> String {
+    /// Returns the frames that end the current content block and start one of type `kind`. Empty if
+    /// the current block has this type.
+    fn open_block(&mut self, kind: OpenBlock) -> String {
         if self.open == Some(kind) {
             return String::new();
         }
-        let closed = self.close();
+        let closed = self.close_block();
         self.open = Some(kind);
         let empty = match kind {
             OpenBlock::Text => json!({ "type": "text", "text": "" }),
             OpenBlock::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
         };
-        closed + &self.start(&empty)
+        closed + &self.start_block(&empty)
     }
 
     fn delta_frames(&mut self, completion_delta: &CompletionDelta) -> String {
         match completion_delta {
             CompletionDelta::Speech(text) => {
-                self.open(OpenBlock::Text)
-                    + &self.delta(&json!({ "type": "text_delta", "text": text }))
+                self.open_block(OpenBlock::Text)
+                    + &self.write_delta(&json!({ "type": "text_delta", "text": text }))
             }
             CompletionDelta::Reasoning(text) => {
                 let delta = json!({ "type": "thinking_delta", "thinking": text });
-                self.open(OpenBlock::Thinking) + &self.delta(&delta)
+                self.open_block(OpenBlock::Thinking) + &self.write_delta(&delta)
             }
             CompletionDelta::Call(Ok(call)) => {
                 let input = Value::from(call.arguments.clone()).to_string();
                 let delta = json!({ "type": "input_json_delta", "partial_json": input });
                 let frames = [
-                    self.close(),
-                    self.start(&tool_use(call, json!({}))),
-                    self.delta(&delta),
-                    self.stop(),
+                    self.close_block(),
+                    self.start_block(&build_tool_use_block(call, json!({}))),
+                    self.write_delta(&delta),
+                    self.stop_block(),
                 ];
                 frames.concat()
             }
@@ -170,59 +174,59 @@ impl Writer {
     }
 }
 
-impl Dialect for Writer {
+impl ApiDialect for MessagesWriter {
     fn error_body(&self, found: &ApiError) -> Value {
         error_body(found, &self.request)
     }
 
     fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
-        let mut body = message(head);
+        let mut body = build_message(head);
         for CollectedCompletion { end, .. } in &completions {
             let content = end.parts.iter().filter_map(|part| match part {
-                CompletionDelta::Reasoning(text) => Some(thinking(text)),
+                CompletionDelta::Reasoning(text) => Some(build_thinking_block(text)),
                 CompletionDelta::Speech(text) => Some(json!({ "type": "text", "text": text })),
                 CompletionDelta::Call(Ok(call)) => {
-                    Some(tool_use(call, Value::from(call.arguments.clone())))
+                    Some(build_tool_use_block(call, Value::from(call.arguments.clone())))
                 }
                 CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => None,
             });
             let content: Vec<Value> = content.collect();
-            let (reason, sequence) = stop(end);
+            let (reason, sequence) = to_stop_reason(end);
             body["content"] = content.into();
             body["stop_reason"] = reason.into();
             body["stop_sequence"] = sequence;
-            body["usage"] = usage(end.prompt_tokens, end.tokens);
+            body["usage"] = build_usage(end.prompt_tokens, end.tokens);
         }
         body
     }
 
     fn start_frames(&mut self, head: &Head) -> String {
         let kind = "message_start";
-        frame(Some(kind), &json!({ "type": kind, "message": message(head) }))
+        format_frame(Some(kind), &json!({ "type": kind, "message": build_message(head) }))
     }
 
-    fn event(&mut self, _head: &Head, event: &Event) -> String {
+    fn event_frames(&mut self, _head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
             Event::Delta { deltas, .. } => {
                 deltas.iter().map(|delta| self.delta_frames(delta)).collect()
             }
             Event::Ended { end, .. } => {
-                let (reason, sequence) = stop(end);
+                let (reason, sequence) = to_stop_reason(end);
                 let kind = "message_delta";
                 let data = json!({
                     "type": kind,
                     "delta": { "stop_reason": reason, "stop_sequence": sequence },
-                    "usage": usage(end.prompt_tokens, end.tokens),
+                    "usage": build_usage(end.prompt_tokens, end.tokens),
                 });
-                self.close() + &frame(Some(kind), &data)
+                self.close_block() + &format_frame(Some(kind), &data)
             }
-            Event::Failed(found) => frame(Some("error"), &error_body(found, &self.request)),
-            Event::Done => frame(Some("message_stop"), &json!({ "type": "message_stop" })),
+            Event::Failed(found) => format_frame(Some("error"), &error_body(found, &self.request)),
+            Event::Done => format_frame(Some("message_stop"), &json!({ "type": "message_stop" })),
         }
     }
 
-    fn ping(&self) -> String {
-        frame(Some("ping"), &json!({ "type": "ping" }))
+    fn ping_frame(&self) -> String {
+        format_frame(Some("ping"), &json!({ "type": "ping" }))
     }
 }

@@ -16,29 +16,30 @@ use crate::gateway::Gateway;
 use crate::session::NO_REWARDS;
 use levade_call::{ApiError, ErrorKind};
 
-/// Headers that name the agent. The second header dates from before the project was called Levade.
+/// Request headers that name the agent. The second header dates from before the project was called
+/// Levade.
 const AGENT: [&str; 2] = ["x-levade-agent", "x-dressage-agent"];
-/// Headers with the number of times that a client has sent the request before.
+/// Request headers with the number of times that the client has already sent the request.
 const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 
-/// Header with the id of the conversation that a call belongs to.
+/// Request header with the id of the conversation that a call belongs to.
 const TRAFFIC: &str = "x-session-id";
-/// Header with the key of the person who makes a call, for the record.
+/// Request header with the key of the person who makes a call. The key is recorded.
 const PERSON: &str = "x-person-id";
 
-/// Prefix of the paths at which clients start and end sessions.
+/// Prefix of the URL paths at which clients start and end sessions.
 const SESSIONS: &str = "/rl/";
 
-/// Request whose body has been read. Errors are kept, so that the handler can report them in the
-/// format of the called API.
+/// HTTP request whose body has been read. Errors are kept, so that the handler can report them in
+/// the format of the called API.
 pub(crate) struct IncomingRequest {
-    /// Caller, or the error if the key or the path is invalid.
+    /// Sender of the request, or the error if the key or the path is invalid.
     pub caller: Result<Caller, ApiError>,
-    /// Key that the request has.
+    /// API key in the request's headers. `None` if the request has no key.
     pub key: Option<String>,
-    /// Named parameters of the path.
+    /// Names and values of the parameters in the request's path.
     named: Vec<(String, String)>,
-    /// Complete body.
+    /// Complete body of the request, or the error if the body could not be read.
     pub body: Result<Bytes, ApiError>,
 }
 
@@ -59,8 +60,13 @@ impl FromRequest<Gateway> for IncomingRequest {
                 let named = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
                 let named: Vec<_> = named.collect();
                 let manages_sessions = parts.uri.path().starts_with(SESSIONS);
-                let caller =
-                    caller(gateway, &parts.headers, key.as_deref(), &named, manages_sessions);
+                let caller = identify_caller(
+                    gateway,
+                    &parts.headers,
+                    key.as_deref(),
+                    &named,
+                    manages_sessions,
+                );
                 (named, caller)
             }
             // Without the parameters, the path cannot be compared with the key's attempt.
@@ -88,18 +94,18 @@ impl FromRequest<Gateway> for IncomingRequest {
     }
 }
 
-/// Identifies the caller by the key. The parameters of the path must match the key. Clients start
-/// sessions with a key of the gateway (`manages_sessions`), even if calls need the key of an
-/// attempt.
-fn caller(
+/// Identifies the sender of a request by its API key. The parameters of the path must match the
+/// key. If `manages_sessions` is true, the key must be one of the gateway's own, even if calls need
+/// the key of an attempt.
+fn identify_caller(
     gateway: &Gateway,
     headers: &HeaderMap,
     key: Option<&str>,
     params: &[(String, String)],
     manages_sessions: bool,
 ) -> Result<Caller, ApiError> {
-    let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
-    if let Some(attempt) = param(params, "attempt") {
+    let session = key.map(|key| gateway.find_session_by_key(key)).transpose()?.flatten();
+    if let Some(attempt) = find_param(params, "attempt") {
         let Some(session) = &session else {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
@@ -108,11 +114,13 @@ fn caller(
         };
         let options = &session.options;
         if options.attempt != attempt
-            || param(params, "rollout").is_some_and(|rollout| options.rollout != rollout)
+            || find_param(params, "rollout").is_some_and(|rollout| options.rollout != rollout)
         {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                format!("this key belongs to another attempt than {attempt}"),
+                format!(
+                    "the key belongs to another attempt than {attempt}; send that attempt's key"
+                ),
             ));
         }
     }
@@ -131,12 +139,13 @@ fn caller(
             return Err(ApiError::new(ErrorKind::Unauthorized, service::WRONG_KEY));
         }
     }
-    let agent = param(params, "agent")
-        .or_else(|| AGENT.iter().find_map(|name| header(headers, name)))
+    let agent = find_param(params, "agent")
+        .or_else(|| AGENT.iter().find_map(|name| find_header(headers, name)))
         .map(str::to_owned);
-    let retries =
-        RETRIES.iter().any(|name| header(headers, name).is_some_and(|count| count.trim() != "0"));
-    let traffic_id = header(headers, TRAFFIC).map(str::to_owned);
+    let retries = RETRIES
+        .iter()
+        .any(|name| find_header(headers, name).is_some_and(|count| count.trim() != "0"));
+    let traffic_id = find_header(headers, TRAFFIC).map(str::to_owned);
     // A key that cannot be read must not be lost: the person could not be found later.
     let person = headers.get(PERSON).map(|value| value.to_str()).transpose().map_err(|_| {
         let message = format!("the header {PERSON} must consist of visible ASCII characters");
@@ -146,21 +155,22 @@ fn caller(
     Ok(Caller { session, agent, body: None, retries, traffic_id, person })
 }
 
-/// Returns the last value of a field in a query string, as it is encoded there.
-pub(crate) fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+/// Returns the last value of the field `name` in a query string, without decoding it.
+pub(crate) fn find_query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
 }
 
-fn param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {
+fn find_param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {
     params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
 }
 
-fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn find_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Deserializes an optional field. Null counts as absent.
+/// Deserializes an optional request field. Null yields the default value, as if the field were
+/// absent.
 ///
 /// # Errors
 /// Returns the error of the field's type if the value is invalid.
@@ -170,8 +180,8 @@ pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Parses a body as JSON. An error names the field.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+/// Parses a request body as JSON. The error names the invalid field.
+pub(crate) fn parse_json_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     service::read_json(body).map_err(|malformed| ApiError {
         param: malformed.field,
         ..ApiError::new(ErrorKind::Invalid, malformed.message)
@@ -179,9 +189,8 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 }
 
 impl IncomingRequest {
-    /// Returns the path parameter `name`, or an empty string if the path does not have this
-    /// parameter.
-    pub(crate) fn part(&self, name: &str) -> String {
+    /// Returns the path parameter `name`, or an empty string if the path has no such parameter.
+    pub(crate) fn path_param(&self, name: &str) -> String {
         self.named
             .iter()
             .find(|(found, _)| found == name)
@@ -189,7 +198,8 @@ impl IncomingRequest {
             .unwrap_or_default()
     }
 
-    /// Returns the caller and the body of a request other than a reward, if both are valid.
+    /// Returns the sender and the body of a request. Fails if the sender or the body is invalid, or
+    /// if the key permits only rewards.
     pub(crate) fn into_call(self) -> Result<(Caller, Bytes), ApiError> {
         let caller = self.caller?;
         // The key for rewards permits nothing else.
@@ -204,7 +214,7 @@ impl IncomingRequest {
         Ok((caller, self.body?))
     }
 
-    /// Returns the session and the body of a request that has the key for rewards.
+    /// Returns the session and the body of a request whose key permits rewards.
     pub(crate) fn into_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
         let session = self.caller?.session;
         let session = session.ok_or_else(|| {

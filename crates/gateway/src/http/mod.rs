@@ -4,11 +4,11 @@ mod incoming;
 mod response;
 mod serve;
 
-pub(crate) use incoming::{IncomingRequest, or_default, query_field, read};
+pub(crate) use incoming::{IncomingRequest, find_query_field, or_default, parse_json_body};
 pub(crate) use response::{
-    CollectedCompletion, Dialect, EventMerger, error_response, frame, gather_all, json, merge_all,
-    write_response,
+    ApiDialect, CollectedCompletion, EventMerger, error_response, format_frame, gather_all,
+    json_response, merge_all, write_response,
 };
 #[cfg(test)]
-pub(crate) use serve::router;
+pub(crate) use serve::build_router;
 pub use serve::serve;

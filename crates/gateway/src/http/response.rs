@@ -20,50 +20,52 @@ use levade_call::BatchMembership;
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 
-/// A completion that has been read to its end.
+/// A completion, collected from the events of a call until its end.
 #[derive(Debug)]
 pub(crate) struct CollectedCompletion {
-    /// Prompt tokens with their log-probabilities, if the request asks for them. The
+    /// Prompt tokens with their log-probabilities. Empty if the request does not ask for them. The
     /// log-probability of the first token is NaN.
     pub prompt: Vec<Token>,
-    /// Tokens of the completion.
+    /// Sampled tokens of the completion.
     pub tokens: Vec<Token>,
     /// Tokens of each part of the message's text, without reasoning and tool calls.
     pub message: Vec<Vec<Token>>,
-    /// Message, finish reason and token counts.
+    /// End of the completion: the message, the finish reason and the token counts.
     pub end: End,
 }
 
-/// Writer of an API's responses.
-pub(crate) trait Dialect: Send + 'static {
+/// Writer of responses in the format of one API.
+pub(crate) trait ApiDialect: Send + 'static {
     /// Returns the body of an error response.
     fn error_body(&self, error: &ApiError) -> Value;
 
-    /// Returns the body of a complete response.
+    /// Returns the body of a response that is not streamed.
     fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value;
 
-    /// Returns the frames that start a stream. Can be empty.
+    /// Returns the frames at the start of a streamed response. Can be empty.
     fn start_frames(&mut self, head: &Head) -> String;
 
-    /// Returns the frames for an event. Empty if the API does not report the event.
-    fn event(&mut self, head: &Head, event: &Event) -> String;
+    /// Returns the frames of a stream that report `event`. Empty if the API does not report this
+    /// event.
+    fn event_frames(&mut self, head: &Head, event: &Event) -> String;
 
-    /// Returns a frame that keeps the connection of a waiting client alive.
-    fn ping(&self) -> String {
+    /// Returns a stream frame that keeps the connection of a waiting client alive.
+    fn ping_frame(&self) -> String {
         ": ping\n\n".into()
     }
 }
 
-/// Formats a frame of an event stream. `name` is the event's name, if the API names events.
-pub(crate) fn frame(name: Option<&str>, data: &Value) -> String {
+/// Formats a frame of a server-sent event stream. `name` is the event's name. `None` if the API
+/// does not name events.
+pub(crate) fn format_frame(name: Option<&str>, data: &Value) -> String {
     match name {
         Some(name) => format!("event: {name}\ndata: {data}\n\n"),
         None => format!("data: {data}\n\n"),
     }
 }
 
-/// Returns a response with a JSON document.
-pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
+/// Returns an HTTP response with the JSON document `value`.
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
     let mut response = Response::new(Body::from(value.to_string()));
     *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");
@@ -71,7 +73,7 @@ pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
     response
 }
 
-/// Converts a rejection of a request into an error of the API.
+/// Converts an HTTP server's rejection of a request into an error of the called API.
 pub(super) fn to_api_error(rejection: Rejection) -> ApiError {
     let kind = match rejection.status {
         StatusCode::BAD_REQUEST => ErrorKind::Invalid,
@@ -84,10 +86,10 @@ pub(super) fn to_api_error(rejection: Rejection) -> ApiError {
     ApiError::new(kind, rejection.message)
 }
 
-/// Returns an error response with the given body. It has a `retry-after` header if the gateway is
-/// busy.
+/// Returns an HTTP error response with the JSON body `body`. It has a `retry-after` header if the
+/// gateway is busy.
 pub(crate) fn error_response(error: &ApiError, body: &Value) -> Response {
-    let mut response = json(status(error.kind), body);
+    let mut response = json_response(status_code(error.kind), body);
     if let ErrorKind::Busy(after) = error.kind {
         let seconds = HeaderValue::from(after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
@@ -100,9 +102,10 @@ pub(crate) fn error_response(error: &ApiError, body: &Value) -> Response {
     response
 }
 
-/// Writes the response to a call in a dialect, as a stream or as one document. While nothing else
-/// is sent, the client receives keep-alive data at the interval `ping`.
-pub(crate) async fn write_response<D: Dialect>(
+/// Writes the HTTP response to a call, in the format of `dialect`: as a stream if `streams` is
+/// true, otherwise as one document. If no other data is sent for the duration `ping`, the client
+/// receives a keep-alive message.
+pub(crate) async fn write_response<D: ApiDialect>(
     started: Result<Reader, ApiError>,
     mut dialect: D,
     streams: bool,
@@ -123,7 +126,7 @@ pub(crate) async fn write_response<D: Dialect>(
         });
     }
     let mut gathering = CompletionCollector::new(reader);
-    match tokio::time::timeout(ping, gathering.all()).await {
+    match tokio::time::timeout(ping, gathering.read_all()).await {
         Ok(Ok(())) => {
             let completions = gathering.take_completions();
             let bytes = dialect.complete_body(gathering.reader.head(), completions).to_string();
@@ -134,7 +137,7 @@ pub(crate) async fn write_response<D: Dialect>(
     }
 }
 
-/// A completion that has been read in part.
+/// A completion whose end has not been read yet.
 #[derive(Default)]
 struct PartialCompletion {
     prompt: Vec<Token>,
@@ -155,8 +158,9 @@ impl CompletionCollector {
         CompletionCollector { reader, completions }
     }
 
-    /// Reads all events. Cancel safe: a later call continues with the next event.
-    async fn all(&mut self) -> Result<(), ApiError> {
+    /// Reads the events of a call until its end. Cancel safe: the next call of this function
+    /// continues with the next event.
+    async fn read_all(&mut self) -> Result<(), ApiError> {
         while let Some(event) = self.reader.next().await {
             match &*event {
                 Event::Prompt { choice, tokens } => {
@@ -187,19 +191,19 @@ impl CompletionCollector {
     }
 }
 
-/// Waits for the end of a call.
+/// Waits for the end of a call, and collects its completions.
 ///
 /// # Errors
 /// Returns the error of the call if the call fails.
 async fn gather(reader: Reader) -> Result<(Head, Vec<CollectedCompletion>), ApiError> {
     let mut gathering = CompletionCollector::new(reader);
-    gathering.all().await?;
+    gathering.read_all().await?;
     gathering.reader.mark_received();
     Ok((gathering.reader.head().clone(), gathering.take_completions()))
 }
 
-/// Executes several calls of one request body concurrently, and waits for all of them. If one call
-/// is rejected, none is recorded.
+/// Executes the calls of one request body concurrently, and waits until all have ended. If one call
+/// is rejected, no call is recorded.
 ///
 /// # Errors
 /// Returns the error of the first call, in order, that failed or was rejected.
@@ -212,7 +216,7 @@ pub(crate) async fn gather_all(
     join_all(readers.into_iter().map(gather)).await.into_iter().collect()
 }
 
-/// Starts several calls of one request body. If one call is rejected, none is recorded.
+/// Starts the calls of one request body. If one call is rejected, no call is recorded.
 async fn start_all(
     gateway: &Gateway,
     caller: &Caller,
@@ -222,7 +226,7 @@ async fn start_all(
     let started = join_all(calls.into_iter().enumerate().map(async |(index, call)| {
         // Equal prompts of one body are separate calls, so each gets its own hash.
         let body = caller.body.map(|body| body.wrapping_add(index as u128 + 1));
-        gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
+        gateway.call_in_batch(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     }))
     .await;
     let readers = started.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
@@ -230,11 +234,12 @@ async fn start_all(
     readers
 }
 
-/// Executes several calls of one request body concurrently, and merges their events into one
-/// reader. The choices of the merged call are the choices of the calls in order.
+/// Executes the calls of one request body concurrently, and merges their events into one reader.
+/// The choices of the merged call are the choices of the calls, in order.
 ///
 /// # Errors
-/// Returns the error of the first call, in order, that is rejected. In this case none is recorded.
+/// Returns the error of the first call, in order, that is rejected. In this case no call is
+/// recorded.
 pub(crate) async fn merge_all(
     gateway: &Gateway,
     caller: &Caller,
@@ -256,11 +261,11 @@ pub(crate) async fn merge_all(
     Ok(EventMerger { reader, prompts })
 }
 
-/// Several calls that are read as one call.
+/// Several calls whose events are read as the events of one call.
 pub(crate) struct EventMerger {
-    /// Reader of the events of all calls.
+    /// Reader of the merged events of all calls.
     pub reader: Reader,
-    /// Prompts of the calls, in order.
+    /// Prompts of the calls as token ids, in order.
     pub prompts: Vec<Vec<u32>>,
 }
 
@@ -309,8 +314,9 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
     }
 }
 
-/// Returns a response with a complete body. The call counts as read when the body is taken, since
-/// the HTTP server does not poll a body again after it has written `content-length` bytes.
+/// Returns an HTTP response with the complete body `text`. The call counts as read when the HTTP
+/// server takes the body, since the server does not poll a body again after it has written
+/// `content-length` bytes.
 fn full_response(status: StatusCode, text: String, reader: Reader) -> Response {
     let bytes = Bytes::from(text);
     let length = HeaderValue::from(bytes.len());
@@ -328,9 +334,9 @@ fn full_response(status: StatusCode, text: String, reader: Reader) -> Response {
     response
 }
 
-/// Returns a response whose body starts with spaces, which JSON permits, until the call has ended.
-/// The status has been sent by then, so an error appears only in the body.
-fn keep_alive_response<D: Dialect>(
+/// Returns an HTTP response whose body starts with spaces, which JSON permits, until the call has
+/// ended. The status has been sent by then, so an error appears only in the body.
+fn keep_alive_response<D: ApiDialect>(
     gathering: CompletionCollector,
     dialect: D,
     ping: Duration,
@@ -342,7 +348,7 @@ fn keep_alive_response<D: Dialect>(
             gathering.reader.mark_received();
             return None;
         }
-        let (text, ended) = match tokio::time::timeout(ping, gathering.all()).await {
+        let (text, ended) = match tokio::time::timeout(ping, gathering.read_all()).await {
             Err(_) => (" ".to_owned(), false),
             Ok(Err(error)) => (dialect.error_body(&error).to_string(), true),
             Ok(Ok(())) => {
@@ -362,7 +368,7 @@ fn keep_alive_response<D: Dialect>(
     response
 }
 
-/// State of a response that streams events.
+/// State of a streamed response between two frames.
 struct StreamWriter<D> {
     reader: Reader,
     dialect: D,
@@ -371,9 +377,9 @@ struct StreamWriter<D> {
     ping: Duration,
 }
 
-fn stream_response<D: Dialect>(streaming: StreamWriter<D>) -> Response {
+fn stream_response<D: ApiDialect>(streaming: StreamWriter<D>) -> Response {
     let body = stream::unfold(streaming, |mut streaming| async move {
-        let text = streaming.next().await?;
+        let text = streaming.next_frames().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), streaming))
     });
     let mut response = Response::new(Body::from_stream(body));
@@ -385,10 +391,10 @@ fn stream_response<D: Dialect>(streaming: StreamWriter<D>) -> Response {
     response
 }
 
-impl<D: Dialect> StreamWriter<D> {
-    /// Returns the next text to send: the initial frames, all frames that are ready, or a
-    /// keep-alive frame after the ping interval. Returns `None` after the last event.
-    async fn next(&mut self) -> Option<String> {
+impl<D: ApiDialect> StreamWriter<D> {
+    /// Returns the next text of a streamed response: the initial frames, all frames that are ready,
+    /// or a keep-alive frame after the ping interval. Returns `None` after the last event.
+    async fn next_frames(&mut self) -> Option<String> {
         if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
             return Some(first);
         }
@@ -398,12 +404,12 @@ impl<D: Dialect> StreamWriter<D> {
                 return None;
             }
             let Ok(event) = tokio::time::timeout(self.ping, self.reader.next()).await else {
-                return Some(self.dialect.ping());
+                return Some(self.dialect.ping_frame());
             };
             let mut text = String::new();
             let mut event: Option<Arc<Event>> = event;
             while let Some(found) = event {
-                text += &self.dialect.event(self.reader.head(), &found);
+                text += &self.dialect.event_frames(self.reader.head(), &found);
                 self.ended |= found.is_last();
                 event = self.reader.try_next();
             }
@@ -415,8 +421,8 @@ impl<D: Dialect> StreamWriter<D> {
     }
 }
 
-/// Returns the HTTP status of an error, the same in all APIs.
-fn status(kind: ErrorKind) -> StatusCode {
+/// Returns the HTTP status code of an error. All APIs use the same codes.
+fn status_code(kind: ErrorKind) -> StatusCode {
     match kind {
         // Clients retry other statuses, although a retry would fail in the same way.
         ErrorKind::Invalid | ErrorKind::TooLong | ErrorKind::Limit => StatusCode::BAD_REQUEST,

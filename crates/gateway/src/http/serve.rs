@@ -18,22 +18,25 @@ use crate::gateway::Gateway;
 use crate::{anthropic, client_sessions, info, openai, responses, rewards, sglang, tokens, vllm};
 use levade_call::ApiError;
 
-/// Returns the routes of all APIs. They are served at the root, and below the prefixes that name an
-/// attempt and an agent.
-fn api() -> Router<Gateway> {
+/// Returns the routes of all APIs. They are served at the root, and under the path prefixes that
+/// name an attempt and an agent.
+fn api_routes() -> Router<Gateway> {
     let v1 = Router::new()
-        .route("/chat/completions", post(openai::chat))
-        .route("/completions", post(openai::completions))
-        .route("/models", get(models))
-        .route("/models/{*model}", get(model))
-        .route("/responses", post(responses::responses))
-        .route("/responses/{response}", get(responses::get).delete(responses::delete))
-        .route("/responses/input_tokens", post(responses::input_tokens))
-        .route("/responses/{response}/input_items", get(responses::input_items))
-        .route("/messages", post(anthropic::messages))
+        .route("/chat/completions", post(openai::create_chat_completion))
+        .route("/completions", post(openai::create_completion))
+        .route("/models", get(list_models))
+        .route("/models/{*model}", get(get_model))
+        .route("/responses", post(responses::create_response))
+        .route(
+            "/responses/{response}",
+            get(responses::get_response).delete(responses::delete_response),
+        )
+        .route("/responses/input_tokens", post(responses::count_input_tokens))
+        .route("/responses/{response}/input_items", get(responses::list_input_items))
+        .route("/messages", post(anthropic::create_message))
         .route("/messages/count_tokens", post(anthropic::count_tokens))
         // Some clients check whether the server is reachable before their first call.
-        .route("/", get(health));
+        .route("/", get(check_health));
     Router::new()
         // Clients differ in whether a base URL ends in /v1.
         .merge(v1.clone())
@@ -42,26 +45,27 @@ fn api() -> Router<Gateway> {
         .route("/detokenize", post(tokens::detokenize))
         .route("/inference/v1/generate", post(vllm::generate))
         .route("/generate", post(sglang::generate))
-        .route("/tokenizer_info", get(info::tokenizer_info))
-        .route("/version", get(info::version))
-        .route("/weight_info", get(info::weight_info))
-        .route("/model_info", get(info::model_info))
-        .route("/get_model_info", get(info::model_info))
-        .route("/server_info", get(info::server_info))
-        .route("/get_server_info", get(info::server_info))
-        .route("/health_generate", get(info::health_generate))
-        .route("/reward", post(rewards::reward))
-        .route("/health", get(health))
-        .route("/ping", get(health).post(health))
+        .route("/tokenizer_info", get(info::get_tokenizer_info))
+        .route("/version", get(info::get_version))
+        .route("/weight_info", get(info::get_weight_info))
+        .route("/model_info", get(info::get_model_info))
+        .route("/get_model_info", get(info::get_model_info))
+        .route("/server_info", get(info::get_server_info))
+        .route("/get_server_info", get(info::get_server_info))
+        .route("/health_generate", get(info::check_generation))
+        .route("/reward", post(rewards::post_reward))
+        .route("/health", get(check_health))
+        .route("/ping", get(check_health).post(check_health))
 }
 
-async fn health() -> Response {
+async fn check_health() -> Response {
     StatusCode::OK.into_response()
 }
 
-async fn metrics(State(gateway): State<Gateway>) -> Response {
-    let crate::gateway::Inner { metrics, waiting, rejoined, .. } = &*gateway.0;
-    let text = crate::metrics::text(metrics, waiting.load(Relaxed), rejoined.load(Relaxed));
+async fn get_metrics(State(gateway): State<Gateway>) -> Response {
+    let crate::gateway::GatewayInner { metrics, waiting, rejoined, .. } = &*gateway.0;
+    let text =
+        crate::metrics::format_metrics(metrics, waiting.load(Relaxed), rejoined.load(Relaxed));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
@@ -71,7 +75,8 @@ fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
         || uri.path().split('/').any(|part| part == "messages")
 }
 
-/// Returns the response to a rejected request, in the format of the called API.
+/// Returns the HTTP error response to a rejected request, in Anthropic's format if `anthropic` is
+/// true, otherwise in OpenAI's.
 fn rejection_response(gateway: &Gateway, anthropic: bool, error: &ApiError) -> Response {
     if anthropic {
         anthropic::rejection_response(gateway, error)
@@ -80,48 +85,49 @@ fn rejection_response(gateway: &Gateway, anthropic: bool, error: &ApiError) -> R
     }
 }
 
-async fn models(State(gateway): State<Gateway>, request: Request) -> Response {
+async fn list_models(State(gateway): State<Gateway>, request: Request) -> Response {
     if is_anthropic(request.uri(), request.headers()) {
-        anthropic::models.call(request, gateway).await
+        anthropic::list_models.call(request, gateway).await
     } else {
-        openai::models.call(request, gateway).await
+        openai::list_models.call(request, gateway).await
     }
 }
 
-async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
+async fn get_model(State(gateway): State<Gateway>, request: Request) -> Response {
     if is_anthropic(request.uri(), request.headers()) {
-        anthropic::model.call(request, gateway).await
+        anthropic::get_model.call(request, gateway).await
     } else {
-        openai::model.call(request, gateway).await
+        openai::get_model.call(request, gateway).await
     }
 }
 
-/// Returns whether a request has the key of an attempt, which no web page knows.
-fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
+/// Returns whether a request has the key of an attempt. Web pages cannot know such a key, so these
+/// requests need no check of their origin.
+fn has_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
     key_of(headers)
-        .is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
+        .is_some_and(|key| gateway.find_session_by_key(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Returns the routes of a gateway, which accepts requests to the hosts in `access`.
-pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
+/// Returns the HTTP router of a gateway, which accepts requests to the hosts in `access`.
+pub(crate) fn build_router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
     let routes = Router::new()
-        .merge(api())
-        .nest(attempt, api())
-        .nest(&format!("{attempt}/agent/{{agent}}"), api())
-        .route("/metrics", get(metrics))
-        .route("/rl/start_session", post(client_sessions::start))
-        .route("/rl/set_reward", post(client_sessions::reward))
-        .route("/rl/end_session", post(client_sessions::end))
-        .route(&format!("{attempt}/"), get(health))
-        .route(&format!("{attempt}/agent/{{agent}}/"), get(health));
+        .merge(api_routes())
+        .nest(attempt, api_routes())
+        .nest(&format!("{attempt}/agent/{{agent}}"), api_routes())
+        .route("/metrics", get(get_metrics))
+        .route("/rl/start_session", post(client_sessions::start_session))
+        .route("/rl/set_reward", post(client_sessions::set_reward))
+        .route("/rl/end_session", post(client_sessions::end_session))
+        .route(&format!("{attempt}/"), get(check_health))
+        .route(&format!("{attempt}/agent/{{agent}}/"), get(check_health));
     let [by_key, rejecting] = [gateway.clone(), gateway.clone()];
     service::with_rejections(
         routes,
         access,
         move |headers| {
             let options = &by_key.0.options;
-            !options.open || !options.keys.is_empty() || bears_attempt_key(&by_key, headers)
+            !options.open || !options.keys.is_empty() || has_attempt_key(&by_key, headers)
         },
         move |request, rejection| {
             rejection_response(
@@ -134,7 +140,7 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     .with_state(gateway.clone())
 }
 
-/// Serves a gateway until `stop` completes, and then completes the responses in flight.
+/// Serves a gateway's HTTP API until `stop` completes, and then completes the responses in flight.
 ///
 /// # Errors
 /// Returns an error if the listener fails.
@@ -144,7 +150,7 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let access = gateway.0.options.access.clone().with_address(listener.local_addr()?.ip());
-    service::serve(router(gateway, access), listener, stop).await
+    service::serve(build_router(gateway, access), listener, stop).await
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::*;
-use crate::Options;
+use crate::GatewayOptions;
 use crate::testing::TestGateway;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -38,7 +38,7 @@ async fn send(
     }
     let length = body.len();
     let request = request.header("content-length", length).body(Body::from(body)).unwrap();
-    let (parts, body) = crate::http::router(gateway, gateway.0.options.access.clone())
+    let (parts, body) = crate::http::build_router(gateway, gateway.0.options.access.clone())
         .oneshot(request)
         .await
         .unwrap()
@@ -49,7 +49,7 @@ async fn send(
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-fn open(options: Options) -> Gateway {
+fn open(options: GatewayOptions) -> Gateway {
     let served = TestGateway::scripted(&["Yes."]);
     let models = served.gateway.models();
     Gateway::new(models, options)
@@ -57,7 +57,7 @@ fn open(options: Options) -> Gateway {
 
 #[tokio::test]
 async fn gateway_without_keys_rejects_foreign_pages() {
-    let gateway = open(Options::default());
+    let gateway = open(GatewayOptions::default());
     let local = ("host", "127.0.0.1:8000");
     for (headers, status) in [
         (&[local, JSON][..], StatusCode::OK),
@@ -85,7 +85,7 @@ async fn gateway_without_keys_rejects_foreign_pages() {
     }
     assert_eq!(gateway.0.metrics.calls.load(std::sync::atomic::Ordering::Relaxed), 2);
     // A gateway with keys relies on the keys instead.
-    let keyed = open(Options { keys: vec!["secret".into()], ..Options::default() });
+    let keyed = open(GatewayOptions { keys: vec!["secret".into()], ..GatewayOptions::default() });
     let page = [
         ("host", "evil.example"),
         ("origin", "http://evil.example"),
@@ -111,7 +111,7 @@ async fn attempt_key_admits_any_host() {
 async fn allowed_origin_can_read_every_response() {
     let origins = ["http://localhost:3000".to_owned()];
     let access = Access::new(&[], &origins).unwrap();
-    let gateway = open(Options { access, ..Options::default() });
+    let gateway = open(GatewayOptions { access, ..GatewayOptions::default() });
     let page = [("host", "127.0.0.1:8000"), ("origin", "http://localhost:3000"), JSON];
     let requested = [
         ("access-control-request-method", "POST"),
@@ -139,7 +139,7 @@ async fn allowed_origin_can_read_every_response() {
 
 #[tokio::test]
 async fn compressed_bodies_are_decompressed_within_limit() {
-    let gateway = open(Options { body_bytes: 10_000, ..Options::default() });
+    let gateway = open(GatewayOptions { body_bytes: 10_000, ..GatewayOptions::default() });
     let with = async |encoding: &str, body: Vec<u8>| {
         let (status, _, response) =
             send(&gateway, ("POST", CHAT), &[JSON, ("content-encoding", encoding)], body).await;
@@ -166,8 +166,8 @@ async fn compressed_bodies_are_decompressed_within_limit() {
 }
 
 #[tokio::test]
-async fn wrong_method_is_405_with_allowed_methods() {
-    let gateway = open(Options::default());
+async fn wrong_method_returns_405_with_allowed_methods() {
+    let gateway = open(GatewayOptions::default());
     for (what, allowed) in [
         (("GET", CHAT), "POST"),
         (("PUT", "/v1/models"), "GET,HEAD"),
@@ -186,7 +186,7 @@ async fn wrong_method_is_405_with_allowed_methods() {
 
 #[tokio::test]
 async fn anthropic_clients_get_anthropic_format() {
-    let gateway = open(Options::default());
+    let gateway = open(GatewayOptions::default());
     let version = ("anthropic-version", "2023-06-01");
     let (status, headers, list) = send(&gateway, ("GET", "/v1/models"), &[version], vec![]).await;
     assert!(status == StatusCode::OK && headers.contains_key("request-id"));
@@ -234,7 +234,7 @@ async fn long_prompt_is_rejected_by_byte_count() {
 }
 
 #[tokio::test]
-async fn agent_header_has_two_names() {
+async fn agent_header_is_read_under_both_names() {
     let served = TestGateway::scripted(&["Yes."]);
     let key = format!("Bearer {}", served.session.key());
     for name in ["x-levade-agent", "x-dressage-agent"] {
@@ -270,7 +270,7 @@ async fn seat_of_agent_is_recorded_under_its_own_name() {
     }
     let reward = |agent: &str| {
         let (name, agent) = ("reward".to_owned(), Some(agent.to_owned()));
-        served.session.reward(crate::Reward { value: 1.0, name, agent, turn: None })
+        served.session.add_reward(crate::Reward { value: 1.0, name, agent, turn: None })
     };
     reward("default@2").unwrap();
     assert!(reward("nobody@2").is_err());

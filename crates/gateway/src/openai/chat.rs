@@ -9,14 +9,17 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::write::{
-    TokenReport, error_body, finish, stop_reason, usage, usage_of, weight_versions,
+    TokenReport, build_usage, error_body, sum_usage, to_finish_reason, to_stop_reason,
+    weight_version_spans,
 };
 use super::{SamplingFields, check_fields, structured};
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::http::{CollectedCompletion, Dialect, IncomingRequest, frame, read, write_response};
+use crate::http::{
+    ApiDialect, CollectedCompletion, IncomingRequest, format_frame, parse_json_body, write_response,
+};
 use crate::parameters;
-use crate::parts::{ContentParser, is_foreign, reasoning_of};
+use crate::parts::{ContentParser, extract_reasoning, is_foreign_part};
 use crate::tool_types;
 use levade_call::ApiError;
 use levade_call::Backend;
@@ -26,7 +29,7 @@ use levade_call::{Input, ToolChoice};
 
 /// Body of a request to `/v1/chat/completions`.
 #[derive(Deserialize)]
-struct Request {
+struct ChatCompletionRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     messages: Vec<Value>,
@@ -51,9 +54,12 @@ pub(super) struct StreamOptions {
 }
 
 /// Handles `POST /v1/chat/completions`.
-pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn create_chat_completion(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ping = gateway.0.options.ping;
-    match prepare(&gateway, incoming) {
+    match prepare_call(&gateway, incoming) {
         Err(found) => crate::http::error_response(&found, &error_body(&found)),
         Ok((caller, call, writer, streams)) => {
             let started = gateway.call(&caller, call).await;
@@ -62,17 +68,17 @@ pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: IncomingReque
     }
 }
 
-fn prepare(
+fn prepare_call(
     gateway: &Gateway,
     incoming: IncomingRequest,
-) -> Result<(crate::gateway::Caller, Call, Writer, bool), ApiError> {
+) -> Result<(crate::gateway::Caller, Call, ChatCompletionWriter, bool), ApiError> {
     let (caller, body) = incoming.into_call()?;
-    let mut request: Request = read(&body)?;
-    let messages = messages(gateway, std::mem::take(&mut request.messages))?;
+    let mut request: ChatCompletionRequest = parse_json_body(&body)?;
+    let messages = parse_messages(gateway, std::mem::take(&mut request.messages))?;
     let requested: SamplingFields = take_sampling_fields(&mut request.rest)?;
-    let constraint = structured::from_request(gateway, None, &mut request.rest)?;
+    let constraint = structured::take_constraint(gateway, None, &mut request.rest)?;
     check_fields(gateway, "chat", &request.rest)?;
-    let mut sampling = requested.sampling()?;
+    let mut sampling = requested.to_sampling_options()?;
     let logprobs = request.logprobs.unwrap_or(false);
     if let (false, Some(top @ 1..)) = (logprobs, request.top_logprobs) {
         let message =
@@ -81,7 +87,7 @@ fn prepare(
     }
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
     let listed_tools = request.tools.as_deref().unwrap_or_default();
-    let mut tools = tools(gateway, "chat", listed_tools)?;
+    let mut tools = parse_tools(gateway, "chat", listed_tools)?;
     let custom =
         listed_tools.iter().filter(|tool| tool["type"] == "custom").filter_map(tool_name).collect();
     let tool_choice =
@@ -91,13 +97,13 @@ fn prepare(
                 if let Some(listed) = choice["tools"].as_array_mut() {
                     listed.retain(|tool| !tool_types::is_hosted_tool(tool));
                 }
-                allowed(&mut tools, &choice, tool_name)?
+                retain_allowed_tools(&mut tools, &choice, tool_name)?
             }
-            None => tool_choice(request.tool_choice.as_ref())?,
+            None => parse_tool_choice(request.tool_choice.as_ref())?,
         };
     let requested = CallRequest {
         tools,
-        strict: request.tools.iter().flatten().filter_map(strict).collect(),
+        strict: request.tools.iter().flatten().filter_map(strict_tool_name).collect(),
         tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint,
@@ -115,7 +121,7 @@ fn prepare(
     let include_usage =
         request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let variables = request.chat_template_kwargs.unwrap_or_default();
-    let model = gateway.party(&caller, &call)?;
+    let model = gateway.find_party(&caller, &call)?;
     // External chat APIs have neither template variables nor token ids.
     let chat = match &model.backend {
         Backend::Messages(_) if variables.is_empty() && !tokens.reports_any() => None,
@@ -127,12 +133,21 @@ fn prepare(
     let calls = vec![0; call.request.n];
     let reported = vec![0; call.request.n];
     let ended = Vec::new();
-    let writer =
-        Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, reported, ended };
+    let writer = ChatCompletionWriter {
+        chat,
+        tokens,
+        include_usage,
+        custom,
+        prompt_tokens: 0,
+        calls,
+        reported,
+        ended,
+    };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
-/// Removes the sampling fields from `rest`, and parses them.
+/// Removes the sampling fields (such as `temperature`) from the request body `rest`, and parses
+/// them.
 pub(crate) fn take_sampling_fields(
     rest: &mut Map<String, Value>,
 ) -> Result<SamplingFields, ApiError> {
@@ -163,9 +178,12 @@ pub(crate) fn take_sampling_fields(
     })
 }
 
-/// Parses messages. Content parts, reasoning and tool calls in the formats of other APIs are parsed
-/// as in those APIs.
-pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Message>, ApiError> {
+/// Parses the messages of a chat completion request. Content parts, reasoning and tool calls in the
+/// formats of other APIs are parsed as in those APIs.
+pub(crate) fn parse_messages(
+    gateway: &Gateway,
+    values: Vec<Value>,
+) -> Result<Vec<Message>, ApiError> {
     let parts = ContentParser { gateway, api: "chat" };
     let mut read = Vec::with_capacity(values.len());
     for (at, mut value) in values.into_iter().enumerate() {
@@ -176,7 +194,7 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
                 if let Some(reasoning) =
                     fields.get_mut(name).filter(|reasoning| reasoning.is_array())
                 {
-                    let text = reasoning_of(reasoning);
+                    let text = extract_reasoning(reasoning);
                     *reasoning = text.into();
                 }
             }
@@ -194,19 +212,19 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
             let content = fields.get("content").filter(|content| content.is_array());
             let list = content.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             match (fields.get("role").and_then(Value::as_str), content) {
-                (Some("user"), Some(content)) if list.iter().any(is_foreign) => {
-                    parts.user(content, &field_path, &mut read)?;
+                (Some("user"), Some(content)) if list.iter().any(is_foreign_part) => {
+                    parts.parse_user(content, &field_path, &mut read)?;
                     continue;
                 }
-                (Some("assistant"), Some(content)) if list.iter().any(is_foreign) => {
-                    let message = parts.assistant(content, &field_path)?;
+                (Some("assistant"), Some(content)) if list.iter().any(is_foreign_part) => {
+                    let message = parts.parse_assistant(content, &field_path)?;
                     fields.insert("content".into(), message.content.as_str().into());
                     found = Some(message);
                 }
                 (Some("tool" | "function"), Some(content))
                     if list.iter().any(|part| part["type"] != "text") =>
                 {
-                    let text = parts.result(content, &field_path)?;
+                    let text = parts.parse_tool_result(content, &field_path)?;
                     fields.insert("content".into(), text.into());
                 }
                 _ => {}
@@ -235,8 +253,9 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
     Ok(read)
 }
 
-/// Parses tools. Tools that the provider hosts are omitted and counted.
-pub(crate) fn tools(
+/// Parses the tools of a request in OpenAI's format. Tools that the provider hosts are omitted and
+/// counted.
+pub(crate) fn parse_tools(
     gateway: &Gateway,
     api: &str,
     values: &[Value],
@@ -246,14 +265,14 @@ pub(crate) fn tools(
         .filter(|tool| {
             let is_hosted = tool_types::is_hosted_tool(tool);
             if is_hosted {
-                gateway.unknown_field(
+                gateway.count_unknown_field(
                     api,
                     &format!("tools[type={}]", tool["type"].as_str().unwrap_or_default()),
                 );
             }
             !is_hosted
         })
-        .map(tool)
+        .map(parse_tool)
         .collect()
 }
 
@@ -264,24 +283,23 @@ fn tool_name(tool: &Value) -> Option<String> {
     tool[kind]["name"].as_str().map(str::to_owned)
 }
 
-/// Parses a tool in OpenAI's format.
-fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
+/// Parses the definition of one tool in OpenAI's format.
+fn parse_tool(value: &Value) -> Result<ToolSpec, ApiError> {
     match value["type"].as_str().unwrap_or("function") {
         "function" => {}
         "custom" => {
             let name = tool_name(value).filter(|name| !name.is_empty());
             let name =
                 name.ok_or_else(|| tool_error(format!("a tool has no custom.name: {value}")))?;
-            return Ok(tool_types::custom(name, &value["custom"]));
+            return Ok(tool_types::custom_tool_spec(name, &value["custom"]));
         }
-        _ => return Err(tool_types::unknown(value, "tools")),
+        _ => return Err(tool_types::unknown_tool_error(value, "tools")),
     }
     let function = &value["function"];
     let name = function["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| tool_error(format!("a tool has no function.name: {value}")))?;
-    let parameters = parameters::schema(&function["parameters"]);
-    let parameters =
-        parameters.map_err(|why| tool_error(format!("the parameters of {name:?} {why}")))?;
+    let parameters = parameters::parameters_to_schema(&function["parameters"]);
+    let parameters = parameters.map_err(|why| tool_error(format!("tool {name:?}: {why}")))?;
     let description = function["description"].as_str().unwrap_or_default().to_owned();
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
 }
@@ -290,8 +308,8 @@ fn tool_error(why: String) -> ApiError {
     ApiError::field("tools", why)
 }
 
-/// Returns the name of a tool if it requests strict arguments.
-fn strict(value: &Value) -> Option<String> {
+/// Returns the name of a tool whose definition sets `strict`, or `None` if `strict` is not true.
+fn strict_tool_name(value: &Value) -> Option<String> {
     let function = &value["function"];
     let is_strict = function["strict"] == true || value["strict"] == true;
     function["name"].as_str().filter(|_| is_strict).map(str::to_owned)
@@ -300,13 +318,14 @@ fn strict(value: &Value) -> Option<String> {
 /// Type of a tool choice that permits only some of the tools.
 pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
 
-/// Removes the tools that a choice of type `allowed_tools` does not list, because a model cannot
-/// call a tool that it does not see. `name` returns the name of a tool in the list.
+/// Removes from `tools` the tools that a tool choice of type `allowed_tools` does not list, because
+/// a model cannot call a tool that it does not see. `name` returns the name of an entry in the
+/// choice's list.
 ///
 /// # Errors
 /// Returns an error if the list is empty, if a listed tool is not among `tools`, or if the mode is
 /// unknown.
-pub(crate) fn allowed(
+pub(crate) fn retain_allowed_tools(
     tools: &mut Vec<ToolSpec>,
     choice: &Value,
     name: impl Fn(&Value) -> Option<String>,
@@ -340,7 +359,7 @@ fn tool_choice_error(why: String) -> ApiError {
     ApiError::field("tool_choice", why)
 }
 
-fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
+fn parse_tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(ToolChoice::Auto),
         Some(Value::String(word)) => match word.as_str() {
@@ -365,8 +384,8 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// Checks that `variables` do not change the template variables, which are fixed when the model is
-/// served. Variables that the template does not contain are ignored.
+/// Checks that the template variables of a request (`chat_template_kwargs`) equal those with which
+/// the model is served. Variables that the template does not contain are ignored.
 fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), ApiError> {
     for (name, value) in variables {
         let served = chat.variables().get(name);
@@ -384,25 +403,25 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
     Ok(())
 }
 
-/// Writer of responses in the format of chat completions.
-struct Writer {
+/// Writer of complete and streamed responses in OpenAI's format of chat completions.
+struct ChatCompletionWriter {
     /// Chat format of the model. `None` for an external chat API.
     chat: Option<Arc<Chat>>,
     tokens: TokenReport,
     include_usage: bool,
-    /// Names of the custom tools, whose calls have a text instead of arguments.
+    /// Names of the request's custom tools, whose calls have a text instead of JSON arguments.
     custom: Vec<String>,
     prompt_tokens: usize,
-    /// Number of tool calls of each choice so far.
+    /// Number of tool calls of each choice that were written so far, by the choice's index.
     calls: Vec<usize>,
-    /// Number of tokens of each choice that were reported so far.
+    /// Number of tokens of each choice that were written so far, by the choice's index.
     reported: Vec<usize>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
-impl Writer {
-    fn chunk(&self, head: &Head, choice: usize, delta: Value) -> Value {
+impl ChatCompletionWriter {
+    fn build_chunk(&self, head: &Head, choice: usize, delta: Value) -> Value {
         json!({
             "id": format!("chatcmpl-{}", head.id),
             "object": "chat.completion.chunk",
@@ -412,8 +431,8 @@ impl Writer {
         })
     }
 
-    /// Returns a tool call in OpenAI's format, which depends on the type of the tool.
-    fn call(&self, call: &ToolCall) -> Value {
+    /// Returns a tool call in OpenAI's format, which depends on whether the tool is a custom tool.
+    fn to_tool_call_value(&self, call: &ToolCall) -> Value {
         let input = tool_types::custom_input(&call.arguments);
         match input.filter(|_| self.custom.contains(&call.name)) {
             Some(input) => {
@@ -423,23 +442,23 @@ impl Writer {
         }
     }
 
-    /// Adds the data of `tokens` to `choice`. They follow the tokens of the choice `index` that
-    /// were reported before.
+    /// Adds token data (log-probabilities, ids, weight versions) to the JSON of a choice. `tokens`
+    /// follow the tokens of the choice `index` that were reported before.
     fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
         if let Some(chat) = self.chat.as_ref().filter(|_| self.tokens.logprobs) {
-            choice["logprobs"] = self.tokens.content(chat, tokens);
+            choice["logprobs"] = self.tokens.logprob_content(chat, tokens);
         }
         if self.tokens.ids {
             choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
         }
         if self.tokens.versions {
-            choice["weight_versions"] = weight_versions(tokens, self.reported[index]);
+            choice["weight_versions"] = weight_version_spans(tokens, self.reported[index]);
         }
         self.reported[index] += tokens.len();
     }
 }
 
-impl Dialect for Writer {
+impl ApiDialect for ChatCompletionWriter {
     fn error_body(&self, found: &ApiError) -> Value {
         error_body(found)
     }
@@ -466,7 +485,7 @@ impl Dialect for Writer {
                         .message
                         .tool_calls
                         .iter()
-                        .map(|call| self.call(call))
+                        .map(|call| self.to_tool_call_value(call))
                         .collect::<Vec<_>>()
                         .into();
                 }
@@ -474,8 +493,8 @@ impl Dialect for Writer {
                     "index": index,
                     "message": message,
                     "logprobs": null,
-                    "finish_reason": finish(end),
-                    "stop_reason": stop_reason(end),
+                    "finish_reason": to_finish_reason(end),
+                    "stop_reason": to_stop_reason(end),
                 });
                 self.add_tokens(index, &mut choice, tokens);
                 choice
@@ -487,7 +506,7 @@ impl Dialect for Writer {
             "created": head.created,
             "model": head.model,
             "choices": choices,
-            "usage": usage_of(&completions),
+            "usage": sum_usage(&completions),
         });
         if self.tokens.ids {
             body["prompt_token_ids"] = head.prompt.as_slice().into();
@@ -497,16 +516,17 @@ impl Dialect for Writer {
 
     fn start_frames(&mut self, head: &Head) -> String {
         let frames = (0..head.n).map(|choice| {
-            let mut chunk = self.chunk(head, choice, json!({ "role": "assistant", "content": "" }));
+            let mut chunk =
+                self.build_chunk(head, choice, json!({ "role": "assistant", "content": "" }));
             if self.tokens.ids && choice == 0 {
                 chunk["prompt_token_ids"] = head.prompt.as_slice().into();
             }
-            frame(None, &chunk)
+            format_frame(None, &chunk)
         });
         frames.collect()
     }
 
-    fn event(&mut self, head: &Head, event: &Event) -> String {
+    fn event_frames(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Delta { choice, deltas, tokens } => {
                 let mut content = String::new();
@@ -517,7 +537,7 @@ impl Dialect for Writer {
                         CompletionDelta::Speech(text) => content += text,
                         CompletionDelta::Reasoning(text) => reasoning += text,
                         CompletionDelta::Call(Ok(found)) => {
-                            let mut value = self.call(found);
+                            let mut value = self.to_tool_call_value(found);
                             value["index"] = self.calls[*choice].into();
                             self.calls[*choice] += 1;
                             calls.push(value);
@@ -540,29 +560,29 @@ impl Dialect for Writer {
                 if delta.is_empty() && !has_tokens {
                     return String::new();
                 }
-                let mut chunk = self.chunk(head, *choice, delta.into());
+                let mut chunk = self.build_chunk(head, *choice, delta.into());
                 if has_tokens {
                     self.add_tokens(*choice, &mut chunk["choices"][0], tokens);
                 }
-                frame(None, &chunk)
+                format_frame(None, &chunk)
             }
             Event::Prompt { .. } => String::new(),
             Event::Ended { choice, end } => {
                 self.prompt_tokens = end.prompt_tokens;
                 self.ended.push((end.tokens, end.reasoning_tokens));
-                let mut chunk = self.chunk(head, *choice, json!({}));
-                chunk["choices"][0]["finish_reason"] = finish(end).into();
-                chunk["choices"][0]["stop_reason"] = stop_reason(end);
-                frame(None, &chunk)
+                let mut chunk = self.build_chunk(head, *choice, json!({}));
+                chunk["choices"][0]["finish_reason"] = to_finish_reason(end).into();
+                chunk["choices"][0]["stop_reason"] = to_stop_reason(end);
+                format_frame(None, &chunk)
             }
-            Event::Failed(found) => frame(None, &error_body(found)),
+            Event::Failed(found) => format_frame(None, &error_body(found)),
             Event::Done => {
                 let mut text = String::new();
                 if self.include_usage {
-                    let mut chunk = self.chunk(head, 0, json!({}));
+                    let mut chunk = self.build_chunk(head, 0, json!({}));
                     chunk["choices"] = json!([]);
-                    chunk["usage"] = usage(self.prompt_tokens, &self.ended);
-                    text += &frame(None, &chunk);
+                    chunk["usage"] = build_usage(self.prompt_tokens, &self.ended);
+                    text += &format_frame(None, &chunk);
                 }
                 text + "data: [DONE]\n\n"
             }

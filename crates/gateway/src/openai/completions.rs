@@ -10,14 +10,17 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::chat::{StreamOptions, take_sampling_fields};
-use super::write::{TokenReport, error_body, finish, finite, stop_reason, usage, weight_versions};
+use super::write::{
+    TokenReport, build_usage, clamp_logprob, error_body, to_finish_reason, to_stop_reason,
+    weight_version_spans,
+};
 use super::{SamplingFields, check_fields, structured};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    CollectedCompletion, Dialect, EventMerger, IncomingRequest, error_response, frame, gather_all,
-    json as document, merge_all, read, write_response,
+    ApiDialect, CollectedCompletion, EventMerger, IncomingRequest, error_response, format_frame,
+    gather_all, json_response as document, merge_all, parse_json_body, write_response,
 };
 use levade_call::ApiError;
 use levade_call::Input;
@@ -26,10 +29,10 @@ use levade_call::{Event, Head, Token};
 
 /// Body of a request to `/v1/completions`.
 #[derive(Deserialize)]
-struct Request {
+struct TextCompletionRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
-    prompt: Prompts,
+    prompt: CompletionPrompts,
     echo: Option<bool>,
     logprobs: Option<usize>,
     best_of: Option<i64>,
@@ -42,40 +45,41 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// One prompt or several, as text or token ids.
+/// Prompts of a completion request: one prompt or several, as text or token ids.
 #[derive(Deserialize)]
 #[serde(
     untagged,
     expecting = "must be a string, or a list of strings, of token ids, or of lists of token ids"
 )]
-enum Prompts {
+enum CompletionPrompts {
     Text(String),
     Ids(Vec<u32>),
     Texts(Vec<String>),
     Lists(Vec<Vec<u32>>),
 }
 
-impl Prompts {
-    fn inputs(self) -> Vec<Input> {
+impl CompletionPrompts {
+    fn into_inputs(self) -> Vec<Input> {
         match self {
-            Prompts::Text(text) => vec![Input::Text(text)],
-            Prompts::Ids(ids) => vec![Input::Tokens(ids)],
-            Prompts::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
-            Prompts::Lists(lists) => lists.into_iter().map(Input::Tokens).collect(),
+            CompletionPrompts::Text(text) => vec![Input::Text(text)],
+            CompletionPrompts::Ids(ids) => vec![Input::Tokens(ids)],
+            CompletionPrompts::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
+            CompletionPrompts::Lists(lists) => lists.into_iter().map(Input::Tokens).collect(),
         }
     }
 }
 
 /// Handles `POST /v1/completions`.
-pub(crate) async fn completions(
+pub(crate) async fn create_completion(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
     let ping = gateway.0.options.ping;
-    let PreparedCalls { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
-        Ok(prepared) => prepared,
-        Err(found) => return error_response(&found, &error_body(&found)),
-    };
+    let PreparedCalls { caller, mut calls, writer, streams } =
+        match prepare_calls(&gateway, incoming) {
+            Ok(prepared) => prepared,
+            Err(found) => return error_response(&found, &error_body(&found)),
+        };
     if calls.len() == 1
         && let Some(call) = calls.pop()
     {
@@ -85,30 +89,36 @@ pub(crate) async fn completions(
     if streams {
         return match merge_all(&gateway, &caller, calls).await {
             Ok(EventMerger { reader, prompts }) => {
-                write_response(Ok(reader), Writer { prompts, ..writer }, streams, ping).await
+                write_response(
+                    Ok(reader),
+                    TextCompletionWriter { prompts, ..writer },
+                    streams,
+                    ping,
+                )
+                .await
             }
             Err(found) => error_response(&found, &error_body(&found)),
         };
     }
     match gather_all(&gateway, &caller, calls).await {
-        Ok(found) => document(StatusCode::OK, &writer.document(&found)),
+        Ok(found) => document(StatusCode::OK, &writer.build_document(&found)),
         Err(found) => error_response(&found, &error_body(&found)),
     }
 }
 
-/// Calls of a validated request, with the writer of their responses.
+/// Model calls of a validated completion request, with the writer of their responses.
 struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
-    writer: Writer,
+    writer: TextCompletionWriter,
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls, ApiError> {
+fn prepare_calls(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls, ApiError> {
     let (caller, body) = incoming.into_call()?;
-    let mut request: Request = read(&body)?;
+    let mut request: TextCompletionRequest = parse_json_body(&body)?;
     let requested: SamplingFields = take_sampling_fields(&mut request.rest)?;
-    let constraint = structured::from_request(gateway, None, &mut request.rest)?;
+    let constraint = structured::take_constraint(gateway, None, &mut request.rest)?;
     check_fields(gateway, "completions", &request.rest)?;
     let n = requested.num_completions()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
@@ -118,12 +128,12 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
         ));
     }
     let echo = request.echo.unwrap_or(false);
-    let mut sampling = requested.sampling()?;
+    let mut sampling = requested.to_sampling_options()?;
     sampling.logprobs = request.logprobs;
     sampling.prompt_logprobs = request.logprobs.filter(|_| echo);
     // OpenAI's default.
     sampling.max_tokens = sampling.max_tokens.or(Some(16));
-    let inputs = request.prompt.inputs();
+    let inputs = request.prompt.into_inputs();
     if inputs.is_empty() {
         return Err(ApiError::field(
             "prompt",
@@ -143,7 +153,7 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
             },
         })
         .collect();
-    let chat = gateway.chat_of(&caller, &calls[0])?;
+    let chat = gateway.find_chat(&caller, &calls[0])?;
     let tokens = TokenReport {
         logprobs: request.logprobs.is_some(),
         ids: request.return_token_ids.unwrap_or(false),
@@ -157,7 +167,7 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     let offsets = vec![0; completions];
     let reported = vec![0; completions];
     let prompts = Vec::new();
-    let writer = Writer {
+    let writer = TextCompletionWriter {
         chat,
         tokens,
         top,
@@ -171,26 +181,27 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     Ok(PreparedCalls { caller, calls, writer, streams })
 }
 
-/// Writer of responses in the format of completions.
-struct Writer {
+/// Writer of complete and streamed responses in OpenAI's format of text completions.
+struct TextCompletionWriter {
     chat: Arc<Chat>,
     tokens: TokenReport,
-    /// Number of alternatives per token that the request asks for.
+    /// Maximum number of alternatives per token in the log-probabilities of the response.
     top: usize,
     echo: bool,
-    /// Prompts of several calls that are streamed as one. All prompts have the same number of
-    /// choices. Empty for a single call.
+    /// Prompts, as token ids, of several calls that are streamed as one call. All prompts have the
+    /// same number of choices. Empty if there is a single call.
     prompts: Vec<Vec<u32>>,
     include_usage: bool,
     /// Length of the text of each choice so far, in characters.
     offsets: Vec<usize>,
-    /// Number of tokens of each choice that were reported so far.
+    /// Number of tokens of each choice that were written so far, by the choice's index.
     reported: Vec<usize>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
-/// Log-probabilities in the format of completions: four parallel lists.
+/// Log-probabilities in OpenAI's format of text completions: four parallel lists with one entry per
+/// token.
 #[derive(Default)]
 struct LogprobLists {
     tokens: Vec<Value>,
@@ -199,12 +210,18 @@ struct LogprobLists {
     offsets: Vec<Value>,
 }
 
-impl Writer {
-    /// Appends tokens to the lists. The text of the first token starts at `offset`, in characters.
-    /// Returns the offset at which the text of the last token ends.
-    fn list(&self, lists: &mut LogprobLists, tokens: &[Token], mut offset: usize) -> usize {
+impl TextCompletionWriter {
+    /// Appends tokens to the log-probability lists. `offset` is the position, in characters, at
+    /// which the text of the first token starts. Returns the position at which the text of the last
+    /// token ends.
+    fn append_logprobs(
+        &self,
+        lists: &mut LogprobLists,
+        tokens: &[Token],
+        mut offset: usize,
+    ) -> usize {
         for token in tokens {
-            let text = self.tokens.text(&self.chat, token.id);
+            let text = self.tokens.token_text(&self.chat, token.id);
             lists.offsets.push(offset.into());
             offset += self.chat.tokenizer().token_text(token.id).chars().count();
             lists.tokens.push(text.clone().into());
@@ -214,19 +231,19 @@ impl Writer {
                 lists.top.push(Value::Null);
                 continue;
             }
-            lists.logprobs.push(finite(token.logprob).into());
+            lists.logprobs.push(clamp_logprob(token.logprob).into());
             let mut top: Map<String, Value> = Map::new();
             for (id, logprob) in token.top.iter().take(self.top) {
-                top.insert(self.tokens.text(&self.chat, *id), finite(*logprob).into());
+                top.insert(self.tokens.token_text(&self.chat, *id), clamp_logprob(*logprob).into());
             }
             // OpenAI's lists always contain the sampled token.
-            top.entry(text).or_insert_with(|| finite(token.logprob).into());
+            top.entry(text).or_insert_with(|| clamp_logprob(token.logprob).into());
             lists.top.push(top.into());
         }
         offset
     }
 
-    fn choice(&self, index: usize, text: &str, lists: Option<LogprobLists>) -> Value {
+    fn build_choice(&self, index: usize, text: &str, lists: Option<LogprobLists>) -> Value {
         let logprobs = lists.map_or(Value::Null, |lists| {
             json!({
                 "tokens": lists.tokens,
@@ -238,7 +255,7 @@ impl Writer {
         json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": null })
     }
 
-    fn document(&self, calls: &[(Head, Vec<CollectedCompletion>)]) -> Value {
+    fn build_document(&self, calls: &[(Head, Vec<CollectedCompletion>)]) -> Value {
         let mut choices = Vec::new();
         let mut prompt_tokens = 0;
         let mut ended = Vec::new();
@@ -251,20 +268,21 @@ impl Writer {
                     String::new()
                 };
                 let mut lists = LogprobLists::default();
-                let offset = if self.echo { self.list(&mut lists, prompt, 0) } else { 0 };
-                self.list(&mut lists, tokens, offset);
+                let offset =
+                    if self.echo { self.append_logprobs(&mut lists, prompt, 0) } else { 0 };
+                self.append_logprobs(&mut lists, tokens, offset);
                 text += &end.text;
                 let mut choice =
-                    self.choice(choices.len(), &text, self.tokens.logprobs.then_some(lists));
-                choice["finish_reason"] = finish(end).into();
-                choice["stop_reason"] = stop_reason(end);
+                    self.build_choice(choices.len(), &text, self.tokens.logprobs.then_some(lists));
+                choice["finish_reason"] = to_finish_reason(end).into();
+                choice["stop_reason"] = to_stop_reason(end);
                 if self.tokens.ids {
                     choice["prompt_token_ids"] = head.prompt.as_slice().into();
                     choice["token_ids"] =
                         tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
                 if self.tokens.versions {
-                    choice["weight_versions"] = weight_versions(tokens, 0);
+                    choice["weight_versions"] = weight_version_spans(tokens, 0);
                 }
                 choices.push(choice);
                 ended.push((end.tokens, end.reasoning_tokens));
@@ -277,11 +295,11 @@ impl Writer {
             "created": head.created,
             "model": head.model,
             "choices": choices,
-            "usage": usage(prompt_tokens, &ended),
+            "usage": build_usage(prompt_tokens, &ended),
         })
     }
 
-    fn chunk(&self, head: &Head, choice: Option<Value>) -> Value {
+    fn build_chunk(&self, head: &Head, choice: Option<Value>) -> Value {
         json!({
             "id": format!("cmpl-{}", head.id),
             "object": "text_completion",
@@ -292,13 +310,13 @@ impl Writer {
     }
 }
 
-impl Dialect for Writer {
+impl ApiDialect for TextCompletionWriter {
     fn error_body(&self, found: &ApiError) -> Value {
         error_body(found)
     }
 
     fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
-        self.document(&[(head.clone(), completions)])
+        self.build_document(&[(head.clone(), completions)])
     }
 
     fn start_frames(&mut self, head: &Head) -> String {
@@ -315,21 +333,27 @@ impl Dialect for Writer {
             let text = self.chat.tokenizer().decode_with_special(prompt);
             for index in at * completions..(at + 1) * completions {
                 self.offsets[index] = text.chars().count();
-                frames += &frame(None, &self.chunk(head, Some(self.choice(index, &text, None))));
+                frames += &format_frame(
+                    None,
+                    &self.build_chunk(head, Some(self.build_choice(index, &text, None))),
+                );
             }
         }
         frames
     }
 
-    fn event(&mut self, head: &Head, event: &Event) -> String {
+    fn event_frames(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { choice, tokens } => {
                 if !self.echo {
                     return String::new();
                 }
                 let mut lists = LogprobLists::default();
-                self.list(&mut lists, tokens, 0);
-                frame(None, &self.chunk(head, Some(self.choice(*choice, "", Some(lists)))))
+                self.append_logprobs(&mut lists, tokens, 0);
+                format_frame(
+                    None,
+                    &self.build_chunk(head, Some(self.build_choice(*choice, "", Some(lists)))),
+                )
             }
             Event::Delta { choice, deltas, tokens } => {
                 let texts = deltas.iter().map(|delta| match delta {
@@ -343,36 +367,37 @@ impl Dialect for Writer {
                 }
                 let lists = self.tokens.logprobs.then(|| {
                     let mut lists = LogprobLists::default();
-                    self.offsets[*choice] = self.list(&mut lists, tokens, self.offsets[*choice]);
+                    self.offsets[*choice] =
+                        self.append_logprobs(&mut lists, tokens, self.offsets[*choice]);
                     lists
                 });
-                let mut value = self.choice(*choice, &text, lists);
+                let mut value = self.build_choice(*choice, &text, lists);
                 if self.tokens.ids {
                     value["token_ids"] =
                         tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
                 if self.tokens.versions {
-                    value["weight_versions"] = weight_versions(tokens, self.reported[*choice]);
+                    value["weight_versions"] = weight_version_spans(tokens, self.reported[*choice]);
                 }
                 self.reported[*choice] += tokens.len();
-                frame(None, &self.chunk(head, Some(value)))
+                format_frame(None, &self.build_chunk(head, Some(value)))
             }
             Event::Ended { choice, end } => {
                 self.ended.push((end.tokens, end.reasoning_tokens));
-                let mut value = self.choice(*choice, "", None);
-                value["finish_reason"] = finish(end).into();
-                value["stop_reason"] = stop_reason(end);
-                frame(None, &self.chunk(head, Some(value)))
+                let mut value = self.build_choice(*choice, "", None);
+                value["finish_reason"] = to_finish_reason(end).into();
+                value["stop_reason"] = to_stop_reason(end);
+                format_frame(None, &self.build_chunk(head, Some(value)))
             }
-            Event::Failed(found) => frame(None, &error_body(found)),
+            Event::Failed(found) => format_frame(None, &error_body(found)),
             Event::Done => {
                 let mut text = String::new();
                 if self.include_usage {
-                    let mut chunk = self.chunk(head, None);
+                    let mut chunk = self.build_chunk(head, None);
                     let prompt =
                         head.prompt.len() + self.prompts.iter().map(Vec::len).sum::<usize>();
-                    chunk["usage"] = usage(prompt, &self.ended);
-                    text += &frame(None, &chunk);
+                    chunk["usage"] = build_usage(prompt, &self.ended);
+                    text += &format_frame(None, &chunk);
                 }
                 text + "data: [DONE]\n\n"
             }

@@ -4,14 +4,14 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::write::respond;
+use super::write::build_response;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
 use crate::http::IncomingRequest;
 use crate::info;
 use levade_call::ApiError;
 
-fn describe(model: &Model) -> Value {
+fn describe_model(model: &Model) -> Value {
     json!({
         "id": model.party.model,
         "object": "model",
@@ -22,25 +22,35 @@ fn describe(model: &Model) -> Value {
     })
 }
 
-/// Returns descriptions of the models that a caller can call.
-fn known_models(gateway: &Gateway, incoming: IncomingRequest) -> Result<Vec<Value>, ApiError> {
+/// Returns the models that the sender of a request can call, described in OpenAI's format.
+fn describe_callable_models(
+    gateway: &Gateway,
+    incoming: IncomingRequest,
+) -> Result<Vec<Value>, ApiError> {
     let caller = incoming.caller?;
-    Ok(info::models(gateway, &caller).iter().map(describe).collect())
+    Ok(info::callable_models(gateway, &caller).iter().map(describe_model).collect())
 }
 
 /// Handles `GET /v1/models`.
-pub(crate) async fn models(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    respond(
-        known_models(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })),
+pub(crate) async fn list_models(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
+    build_response(
+        describe_callable_models(&gateway, incoming)
+            .map(|found| json!({ "object": "list", "data": found })),
     )
 }
 
-/// Handles `GET /v1/models/NAME`. Names can contain slashes.
-pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    let name = incoming.part("model");
-    let found = known_models(&gateway, incoming).and_then(|models| {
+/// Handles `GET /v1/models/NAME`. A model's name can contain slashes.
+pub(crate) async fn get_model(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
+    let name = incoming.path_param("model");
+    let found = describe_callable_models(&gateway, incoming).and_then(|models| {
         let found = models.into_iter().find(|model| model["id"] == name.as_str());
-        found.map_or_else(|| gateway.model(&name).map(|model| describe(&model)), Ok)
+        found.map_or_else(|| gateway.find_model(&name).map(|model| describe_model(&model)), Ok)
     });
-    respond(found)
+    build_response(found)
 }

@@ -9,15 +9,15 @@ use crate::gateway::Gateway;
 use levade_call::ApiError;
 use levade_call::SamplingOptions;
 
-/// One string or several.
+/// Stop strings of a request, sent as one string or as a list.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "must be a string or a list of strings")]
-enum Texts {
+enum StopStrings {
     One(String),
     Many(Vec<String>),
 }
 
-/// Sampling fields of a request. Null counts as absent.
+/// Sampling parameters as a request sends them, before validation. Null counts as absent.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct SamplingFields {
     pub max_tokens: Option<i64>,
@@ -31,7 +31,7 @@ pub(crate) struct SamplingFields {
     pub frequency_penalty: Option<f32>,
     pub logit_bias: Option<BTreeMap<String, f32>>,
     pub min_tokens: Option<i64>,
-    stop: Option<Texts>,
+    stop: Option<StopStrings>,
     pub stop_token_ids: Option<Vec<u32>>,
     pub ignore_eos: Option<bool>,
     pub include_stop_str_in_output: Option<bool>,
@@ -39,8 +39,9 @@ pub(crate) struct SamplingFields {
     pub n: Option<i64>,
 }
 
-/// Validates a count that must be at least `minimum`.
-fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
+/// Validates a request field that must be an integer of at least `minimum`. `None` means that the
+/// field is absent.
+fn validate_count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
     value
         .map(|value: i64| match usize::try_from(value) {
             Ok(count) if value >= minimum => Ok(count),
@@ -54,15 +55,16 @@ fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, 
 
 /// Validates `top_k` and returns it as in [`SamplingOptions`], where 0 stands for no limit. Clients
 /// also send −1 for no limit, as vLLM does.
-pub(crate) fn top_k(value: Option<i64>) -> Result<Option<usize>, ApiError> {
-    count("top_k", value.map(|value| if value == -1 { 0 } else { value }), 0)
+pub(crate) fn validate_top_k(value: Option<i64>) -> Result<Option<usize>, ApiError> {
+    validate_count("top_k", value.map(|value| if value == -1 { 0 } else { value }), 0)
 }
 
 impl SamplingFields {
-    /// Returns the sampling options, independent of the API.
-    pub(crate) fn sampling(&self) -> Result<SamplingOptions, ApiError> {
-        let completion_limit = count("max_completion_tokens", self.max_completion_tokens, 0)?;
-        let max_tokens = completion_limit.or(count("max_tokens", self.max_tokens, 0)?);
+    /// Validates the fields and returns them as sampling options, which are the same for all APIs.
+    pub(crate) fn to_sampling_options(&self) -> Result<SamplingOptions, ApiError> {
+        let completion_limit =
+            validate_count("max_completion_tokens", self.max_completion_tokens, 0)?;
+        let max_tokens = completion_limit.or(validate_count("max_tokens", self.max_tokens, 0)?);
         let biases = self.logit_bias.iter().flatten().map(|(token, bias)| {
             let id = token.trim().parse::<u32>().map_err(|_| {
                 ApiError::field(
@@ -77,17 +79,17 @@ impl SamplingFields {
             max_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
-            top_k: top_k(self.top_k)?,
+            top_k: validate_top_k(self.top_k)?,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.is_some().then_some(biases),
-            min_tokens: count("min_tokens", self.min_tokens, 0)?,
+            min_tokens: validate_count("min_tokens", self.min_tokens, 0)?,
             stop: match &self.stop {
                 None => Vec::new(),
-                Some(Texts::One(text)) => vec![text.clone()],
-                Some(Texts::Many(texts)) => texts.clone(),
+                Some(StopStrings::One(text)) => vec![text.clone()],
+                Some(StopStrings::Many(texts)) => texts.clone(),
             },
             stop_ids: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
@@ -98,13 +100,13 @@ impl SamplingFields {
         })
     }
 
-    /// Returns the number of completions. Default: 1.
+    /// Returns the number of completions that the request asks for (`n`). Default: 1.
     pub(crate) fn num_completions(&self) -> Result<usize, ApiError> {
-        Ok(count("n", self.n, 1)?.unwrap_or(1))
+        Ok(validate_count("n", self.n, 1)?.unwrap_or(1))
     }
 }
 
-/// Fields that change nothing here: hints, and bookkeeping of providers.
+/// Request fields that are ignored, because they are hints or bookkeeping of providers.
 const IGNORED_FIELDS: [&str; 31] = [
     "audio",
     "cache_salt",
@@ -139,8 +141,8 @@ const IGNORED_FIELDS: [&str; 31] = [
     "web_search_options",
 ];
 
-/// Unsupported fields that would change the prompt, the sampling or the response, each with the
-/// value that changes nothing.
+/// Unsupported request fields that would change the prompt, the sampling or the response. Each has
+/// the value that changes nothing and is therefore accepted.
 const UNSUPPORTED_FIELDS: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
     ("add_special_tokens", Value::Bool(false)),
@@ -192,7 +194,7 @@ pub(crate) fn check_fields(
                 return Err(ApiError::field(field, message));
             }
         } else if !IGNORED_FIELDS.contains(&field.as_str()) {
-            gateway.unknown_field(api, field);
+            gateway.count_unknown_field(api, field);
         }
     }
     Ok(())

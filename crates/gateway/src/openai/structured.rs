@@ -6,8 +6,8 @@ use crate::gateway::Gateway;
 use levade_call::ApiError;
 use levade_call::Constraint;
 
-/// Returns the constraint that `response_format` specifies.
-fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
+/// Returns the format constraint that the request field `response_format` specifies.
+fn parse_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     match value["type"].as_str() {
         Some("text") => Ok(None),
@@ -30,7 +30,8 @@ fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Api
     }
 }
 
-/// vLLM's earlier fields for constraints, each with the equivalent key of `structured_outputs`.
+/// Earlier names of vLLM's request fields for format constraints, each with the equivalent key of
+/// `structured_outputs`.
 const GUIDED_FIELDS: [(&str, &str); 5] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),
@@ -39,12 +40,12 @@ const GUIDED_FIELDS: [(&str, &str); 5] = [
     ("guided_json_object", "json_object"),
 ];
 
-/// Returns the constraint that `structured_outputs` or one of the earlier `guided_…` fields
-/// specifies. Removes these fields from `rest`.
+/// Returns the format constraint that the request field `structured_outputs` or one of the earlier
+/// `guided_…` fields specifies. Removes these fields from `rest`.
 ///
 /// # Errors
 /// Returns an error if a value is not a valid constraint, or if there are several constraints.
-pub(crate) fn from_vllm(
+pub(crate) fn take_vllm_constraint(
     gateway: &Gateway,
     rest: &mut Map<String, Value>,
 ) -> Result<Option<Constraint>, ApiError> {
@@ -58,7 +59,7 @@ pub(crate) fn from_vllm(
             let field = format!("structured_outputs.{kind}");
             match kind.as_str() {
                 "json" | "regex" | "choice" | "grammar" | "json_object" => {
-                    found = at_most_one(found, constraint(&field, kind, value)?)?;
+                    found = at_most_one(found, parse_vllm_constraint(&field, kind, value)?)?;
                 }
                 "structural_tag" if !value.is_null() => {
                     let message =
@@ -67,13 +68,13 @@ pub(crate) fn from_vllm(
                 }
                 // Options of the serialization and of the library, which the gateway decides.
                 _ if value.is_null() => {}
-                _ => gateway.unknown_field("structured_outputs", kind),
+                _ => gateway.count_unknown_field("structured_outputs", kind),
             }
         }
     }
     for (field, kind) in GUIDED_FIELDS {
         if let Some(value) = rest.remove(field) {
-            found = at_most_one(found, constraint(field, kind, &value)?)?;
+            found = at_most_one(found, parse_vllm_constraint(field, kind, &value)?)?;
         }
     }
     Ok(found)
@@ -98,20 +99,20 @@ const CONSTRAINT_FIELDS: [&str; 14] = [
     "text",
 ];
 
-/// Returns the constraint that a request specifies in `response_format` or in vLLM's fields, which
-/// are removed from `rest`. `own` is the constraint that the request specifies in a field of the
-/// called API.
+/// Returns the format constraint of a request, and removes `response_format` and vLLM's fields from
+/// the request body `rest`. `own` is the constraint in a field of the called API, if any.
 ///
 /// # Errors
 /// Returns an error that names the field if a value is not a valid constraint, if there are several
 /// constraints, or if a field specifies a constraint but is not supported in the called API.
-pub(crate) fn from_request(
+pub(crate) fn take_constraint(
     gateway: &Gateway,
     own: Option<Constraint>,
     rest: &mut Map<String, Value>,
 ) -> Result<Option<Constraint>, ApiError> {
-    let constraint = from_response_format(rest.remove("response_format").as_ref())?;
-    let constraint = at_most_one(at_most_one(own, constraint)?, from_vllm(gateway, rest)?)?;
+    let constraint = parse_response_format(rest.remove("response_format").as_ref())?;
+    let constraint =
+        at_most_one(at_most_one(own, constraint)?, take_vllm_constraint(gateway, rest)?)?;
     for field in CONSTRAINT_FIELDS {
         let Some(value) = rest.get(field) else { continue };
         // In these APIs, the field has members other than the format.
@@ -130,10 +131,10 @@ pub(crate) fn from_request(
     Ok(constraint)
 }
 
-/// Returns the only constraint of the two, or `None` if there is none.
+/// Returns the constraint that is present, or `None` if both are absent.
 ///
 /// # Errors
-/// Returns an error if both are present.
+/// Returns an error if both constraints are present.
 pub(crate) fn at_most_one(
     one: Option<Constraint>,
     other: Option<Constraint>,
@@ -145,8 +146,13 @@ pub(crate) fn at_most_one(
     Ok(one.or(other))
 }
 
-/// Returns the constraint of a kind that vLLM defines. Null and `json_object: false` yield `None`.
-fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
+/// Parses a format constraint of one of vLLM's kinds: `json`, `json_object`, `regex`, `choice` or
+/// `grammar`. Null and `json_object: false` yield `None`.
+fn parse_vllm_constraint(
+    field: &str,
+    kind: &str,
+    value: &Value,
+) -> Result<Option<Constraint>, ApiError> {
     let wrong =
         |must: &str| ApiError::field(field, format!("{field} is {value}, but must be {must}"));
     let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a string"));
@@ -154,7 +160,7 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
         return Ok(None);
     }
     Ok(Some(match kind {
-        "json" => json_schema(field, value)?,
+        "json" => parse_json_schema(field, value)?,
         "regex" => Constraint::Regex(text()?),
         "grammar" => Constraint::Grammar(text()?),
         "choice" => {
@@ -176,12 +182,12 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
     }))
 }
 
-/// Returns the constraint of a JSON schema, which is an object, a boolean or the schema's JSON
-/// text.
+/// Parses a JSON schema as a format constraint. `value` is an object, a boolean, or the JSON text
+/// of a schema.
 ///
 /// # Errors
-/// Returns an error if `value` is none of these.
-pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, ApiError> {
+/// Returns an error if `value` has another type or is not valid JSON.
+pub(crate) fn parse_json_schema(field: &str, value: &Value) -> Result<Constraint, ApiError> {
     let schema = match value {
         Value::String(text) => serde_json::from_str(text).map_err(|error| {
             ApiError::field(field, format!("{field} is not valid JSON: {error}"))
@@ -201,12 +207,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Options;
+    use crate::GatewayOptions;
 
     fn read(rest: Value) -> Result<Option<Constraint>, ApiError> {
-        let gateway = Gateway::new(Vec::new(), Options::default());
+        let gateway = Gateway::new(Vec::new(), GatewayOptions::default());
         let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
-        from_vllm(&gateway, &mut rest)
+        take_vllm_constraint(&gateway, &mut rest)
     }
 
     #[test]
@@ -239,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn of_request_rejects_format_fields_of_foreign_apis() {
-        let gateway = Gateway::new(Vec::new(), Options::default());
+    fn take_constraint_rejects_format_fields_of_foreign_apis() {
+        let gateway = Gateway::new(Vec::new(), GatewayOptions::default());
         let read = |rest: Value| {
             let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
-            from_request(&gateway, None, &mut rest)
+            take_constraint(&gateway, None, &mut rest)
         };
         let format = json!({ "type": "json_schema", "schema": {} });
         for (field, value) in [
@@ -271,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn of_vllm_rejects_invalid_constraints_by_field() {
+    fn take_vllm_constraint_names_invalid_field() {
         for (rest, param) in [
             (json!({ "structured_outputs": { "regex": 1 } }), "structured_outputs.regex"),
             (json!({ "structured_outputs": [] }), "structured_outputs"),

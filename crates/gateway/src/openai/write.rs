@@ -6,11 +6,11 @@ use levade_policy::FinishReason;
 use levade_text::Chat;
 use serde_json::{Value, json};
 
-use crate::http::{CollectedCompletion, error_response, json as json_document};
+use crate::http::{CollectedCompletion, error_response, json_response as json_document};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Token};
 
-/// Returns the body of an error in OpenAI's format.
+/// Returns the JSON body of an error response in OpenAI's format.
 pub(crate) fn error_body(error: &ApiError) -> Value {
     let (kind, code) = match error.kind {
         ErrorKind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
@@ -33,16 +33,18 @@ pub(crate) fn error_body(error: &ApiError) -> Value {
     json!({ "error": { "message": error.message, "type": kind, "param": error.param, "code": code } })
 }
 
-/// Returns a response that is available immediately: a document, or an error in OpenAI's format.
-pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
+/// Returns an HTTP response that is not streamed: the JSON document `found`, or an error in
+/// OpenAI's format.
+pub(crate) fn build_response(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(value) => json_document(StatusCode::OK, &value),
         Err(found) => error_response(&found, &error_body(&found)),
     }
 }
 
-/// Returns OpenAI's finish reason of a completion. `abort` is vLLM's.
-pub(crate) fn finish(end: &End) -> &'static str {
+/// Returns the finish reason of a completion in OpenAI's format. Aborted completions have vLLM's
+/// value `abort`.
+pub(crate) fn to_finish_reason(end: &End) -> &'static str {
     match end.finish {
         FinishReason::StopId | FinishReason::StopString if end.calls => "tool_calls",
         FinishReason::StopId | FinishReason::StopString => "stop",
@@ -51,14 +53,16 @@ pub(crate) fn finish(end: &End) -> &'static str {
     }
 }
 
-/// Returns vLLM's stop reason: the stop string that ended the completion, or null.
-pub(crate) fn stop_reason(end: &End) -> Value {
+/// Returns the stop reason of a completion as in vLLM: the stop string that ended the completion,
+/// or null.
+pub(crate) fn to_stop_reason(end: &End) -> Value {
     end.stopped_by.as_deref().map_or(Value::Null, Value::from)
 }
 
-/// Returns the token counts of a call. `completions` contains the number of tokens, and of
-/// reasoning tokens, of each completion.
-pub(crate) fn usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
+/// Returns the token counts of a call as OpenAI's `usage` object. `prompt` is the number of prompt
+/// tokens. `completions` contains the number of tokens, and of reasoning tokens, of each
+/// completion.
+pub(crate) fn build_usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
     let completion: usize = completions.iter().map(|(tokens, _)| tokens).sum();
     let reasoning: usize = completions.iter().map(|(_, reasoning_tokens)| reasoning_tokens).sum();
     json!({
@@ -69,15 +73,15 @@ pub(crate) fn usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
     })
 }
 
-/// Returns the token counts of the completions of one prompt.
-pub(crate) fn usage_of(completions: &[CollectedCompletion]) -> Value {
+/// Returns the token counts of the completions of one prompt as OpenAI's `usage` object.
+pub(crate) fn sum_usage(completions: &[CollectedCompletion]) -> Value {
     let prompt = completions.first().map_or(0, |completion| completion.end.prompt_tokens);
     let tokens: Vec<(usize, usize)> =
         completions.iter().map(|r| (r.end.tokens, r.end.reasoning_tokens)).collect();
-    usage(prompt, &tokens)
+    build_usage(prompt, &tokens)
 }
 
-/// Token data that a response reports.
+/// Selection of the token data that a response reports in addition to the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TokenReport {
     /// Whether the response reports log-probabilities.
@@ -92,7 +96,7 @@ pub(crate) struct TokenReport {
 
 /// Returns the versions of the weights that sampled `tokens`, in vLLM's format: a list of
 /// contiguous spans. The first token has the index `start` in its completion.
-pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
+pub(crate) fn weight_version_spans(tokens: &[Token], start: usize) -> Value {
     let mut start = start;
     let runs = tokens.chunk_by(|a, b| a.version == b.version).map(|run| {
         let end = start + run.len();
@@ -104,13 +108,13 @@ pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
 }
 
 impl TokenReport {
-    /// Returns whether the response reports any token data.
+    /// Returns whether the response reports log-probabilities, token ids or weight versions.
     pub(crate) fn reports_any(self) -> bool {
         self.logprobs || self.ids || self.versions
     }
 
-    /// Returns the text of a token in a list of log-probabilities.
-    pub(crate) fn text(self, chat: &Chat, id: u32) -> String {
+    /// Returns the text that identifies the token `id` in a list of log-probabilities.
+    pub(crate) fn token_text(self, chat: &Chat, id: u32) -> String {
         if self.as_ids {
             format!("token_id:{id}")
         } else {
@@ -118,8 +122,8 @@ impl TokenReport {
         }
     }
 
-    /// Returns log-probabilities in the format of chat completions.
-    pub(crate) fn content(self, chat: &Chat, tokens: &[Token]) -> Value {
+    /// Returns the log-probabilities of `tokens` in OpenAI's format of chat completions.
+    pub(crate) fn logprob_content(self, chat: &Chat, tokens: &[Token]) -> Value {
         let content = tokens.iter().map(|token| {
             let mut value = self.token_value(chat, token.id, token.logprob);
             let top: Vec<Value> = token
@@ -135,15 +139,15 @@ impl TokenReport {
 
     fn token_value(self, chat: &Chat, id: u32, logprob: f32) -> Value {
         json!({
-            "token": self.text(chat, id),
+            "token": self.token_text(chat, id),
             "token_id": id,
-            "logprob": finite(logprob),
+            "logprob": clamp_logprob(logprob),
             "bytes": chat.tokenizer().bytes_with_special(id),
         })
     }
 }
 
 /// Clamps a log-probability to a value that JSON can represent.
-pub(crate) fn finite(logprob: f32) -> f32 {
+pub(crate) fn clamp_logprob(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

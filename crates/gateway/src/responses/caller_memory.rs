@@ -6,12 +6,12 @@ use levade_text::Message;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::memory::{Memory, Owner, StoredResponse, response_of};
+use super::memory::{Owner, ResponseMemory, StoredResponse, call_id_of_item};
 use crate::gateway::Gateway;
 use crate::session::Session;
 
-/// Memory that is visible to a caller: the responses of its attempt, or the gateway's responses
-/// under the caller's key.
+/// Stored responses that are visible to a caller: the responses of the caller's attempt, or the
+/// gateway's responses under the caller's key.
 #[derive(Clone)]
 pub(super) struct CallerMemory {
     gateway: Gateway,
@@ -20,15 +20,15 @@ pub(super) struct CallerMemory {
 }
 
 impl CallerMemory {
-    /// Creates a view of the memory for the caller with the key `key`.
+    /// Creates a view of the stored responses for the caller with the API key `key`.
     pub(super) fn new(gateway: &Gateway, session: Option<Arc<Session>>, key: Option<&str>) -> Self {
         let owner = Sha256::digest(key.unwrap_or_default().as_bytes()).into();
         CallerMemory { gateway: gateway.clone(), session, owner }
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Memory) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut ResponseMemory) -> T) -> T {
         match &self.session {
-            Some(session) => work(&mut session.state().responses),
+            Some(session) => work(&mut session.lock_state().responses),
             None => {
                 work(&mut self.gateway.0.responses.lock().unwrap_or_else(PoisonError::into_inner))
             }
@@ -43,23 +43,23 @@ impl CallerMemory {
         self.with(|memory| memory.get(&(self.owner, id.to_owned())))
     }
 
-    /// Removes a response. Returns whether it existed.
+    /// Removes the stored response `id`. Returns whether it existed.
     pub(super) fn remove(&self, id: &str) -> bool {
         self.with(|memory| memory.remove(&(self.owner, id.to_owned())))
     }
 
-    /// Returns all messages up to the end of a response.
+    /// Returns the messages of a stored conversation, up to the end of the response `id`.
     ///
     /// # Errors
     /// Returns the id of the missing response if `id`, or a response that it continues, is not in
     /// memory.
-    pub(super) fn history(&self, id: &str) -> Result<Vec<Message>, String> {
-        self.with(|memory| memory.history(self.owner, id))
+    pub(super) fn read_history(&self, id: &str) -> Result<Vec<Message>, String> {
+        self.with(|memory| memory.read_history(self.owner, id))
     }
 
-    /// Returns an output item of a stored response.
-    pub(super) fn item(&self, id: &str) -> Option<Value> {
-        let response = self.get(&format!("resp_{}", response_of(id)?))?;
+    /// Returns the output item `id` of a stored response, or `None` if it is not in memory.
+    pub(super) fn find_item(&self, id: &str) -> Option<Value> {
+        let response = self.get(&format!("resp_{}", call_id_of_item(id)?))?;
         let items = response.body["output"].as_array()?;
         items.iter().find(|item| item["id"] == id).cloned()
     }

@@ -252,7 +252,7 @@ fn without_ids(talk: &[Value]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn random_completions_are_equal_in_document_and_stream() {
+async fn random_completions_are_equal_with_and_without_streaming() {
     for content in ["a", "b", "c", "d"] {
         let input = json!([{"role": "user", "content": content}]);
         let one = TestGateway::simulated(60);
@@ -356,7 +356,7 @@ fn user_message(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn calls_have_format_of_their_tool() {
+async fn tool_calls_have_item_type_of_their_tool() {
     let assistant_message = [
         call_text("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
         call_text("apply_patch", "{\"text\": 1}"),
@@ -496,7 +496,7 @@ async fn reasoning_items_follow_request_options() {
 }
 
 #[tokio::test]
-async fn unsupported_fields_are_rejected_by_name() {
+async fn unsupported_fields_are_named_in_error() {
     let served = TestGateway::scripted(&["Yes."]);
     let image = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]);
     let schema = json!({"format": {"type": "json_schema", "name": "x"}});

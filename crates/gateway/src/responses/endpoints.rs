@@ -7,21 +7,23 @@ use serde_json::{Value, json};
 
 use super::caller_memory::CallerMemory;
 use super::request::{self, ParsedRequest};
-use super::write::{Writer, error_body};
+use super::write::{ResponsesWriter, error_body};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, error_response, json as document, query_field, write_response};
+use crate::http::{
+    IncomingRequest, error_response, find_query_field, json_response as document, write_response,
+};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
 /// Handles `POST /v1/responses`.
-pub(crate) async fn responses(
+pub(crate) async fn create_response(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
     let ping = gateway.0.options.ping;
-    match prepare(&gateway, incoming) {
+    match prepare_call(&gateway, incoming) {
         Err(found) => error_response(&found, &error_body(&found)),
         Ok((caller, call, writer, streams)) => {
             let started = gateway.call(&caller, call).await;
@@ -30,7 +32,8 @@ pub(crate) async fn responses(
     }
 }
 
-/// Returns the caller, the memory that is visible to the caller, and the body.
+/// Returns the sender and the body of a request, with the stored responses that are visible to the
+/// sender.
 fn open_caller_memory(
     gateway: &Gateway,
     incoming: IncomingRequest,
@@ -41,63 +44,70 @@ fn open_caller_memory(
     Ok((caller, memory, body))
 }
 
-fn prepare(
+fn prepare_call(
     gateway: &Gateway,
     incoming: IncomingRequest,
-) -> Result<(Caller, Call, Writer, bool), ApiError> {
+) -> Result<(Caller, Call, ResponsesWriter, bool), ApiError> {
     let (caller, memory, body) = open_caller_memory(gateway, incoming)?;
     let ParsedRequest { call, streams, received: mut sent } =
-        request::read(gateway, &memory, &body)?;
+        request::parse_request(gateway, &memory, &body)?;
     if call.request.sampling.logprobs.is_some() {
-        sent.chat = Some(gateway.chat_of(&caller, &call)?);
+        sent.chat = Some(gateway.find_chat(&caller, &call)?);
     }
-    Ok((caller, call, Writer::new(sent, memory), streams))
+    Ok((caller, call, ResponsesWriter::new(sent, memory), streams))
 }
 
-fn unknown(id: &str) -> ApiError {
+fn not_found_error(id: &str) -> ApiError {
     ApiError::new(ErrorKind::NotFound, format!("Response with id '{id}' not found."))
 }
 
-fn respond(found: Result<Value, ApiError>) -> Response {
+fn build_response(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(body) => document(StatusCode::OK, &body),
         Err(found) => error_response(&found, &error_body(&found)),
     }
 }
 
-/// Handles `GET /v1/responses/ID`.
-pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    let id = incoming.part("response");
+/// Handles `GET /v1/responses/ID`, which returns a stored response.
+pub(crate) async fn get_response(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
+    let id = incoming.path_param("response");
     let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
-        memory.get(&id).map(|response| response.body.clone()).ok_or_else(|| unknown(&id))
+        memory.get(&id).map(|response| response.body.clone()).ok_or_else(|| not_found_error(&id))
     });
-    respond(found)
+    build_response(found)
 }
 
-/// Handles `DELETE /v1/responses/ID`.
-pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    let id = incoming.part("response");
+/// Handles `DELETE /v1/responses/ID`, which removes a stored response.
+pub(crate) async fn delete_response(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
+    let id = incoming.path_param("response");
     let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
         if memory.remove(&id) {
             Ok(json!({ "id": id, "object": "response", "deleted": true }))
         } else {
-            Err(unknown(&id))
+            Err(not_found_error(&id))
         }
     });
-    respond(found)
+    build_response(found)
 }
 
-/// Returns the page of items that a query selects. Default: the latest 20 items, latest first.
-fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
+/// Returns the page of a response's input items that the query string selects. Default: the latest
+/// 20 items, latest first.
+fn select_page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     const MAX: usize = 100;
-    let limit = query_field(query, "limit").map_or(Ok(20), |text| {
+    let limit = find_query_field(query, "limit").map_or(Ok(20), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
         limit.ok_or_else(|| {
             ApiError::field("limit", format!("limit is {text:?}, but must be in 1..={MAX}"))
         })
     })?;
     let mut items: Vec<&Value> = items.iter().collect();
-    match query_field(query, "order").unwrap_or("desc") {
+    match find_query_field(query, "order").unwrap_or("desc") {
         "desc" => items.reverse(),
         "asc" => {}
         other => {
@@ -107,7 +117,7 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
             ));
         }
     }
-    if let Some(after) = query_field(query, "after") {
+    if let Some(after) = find_query_field(query, "after") {
         let field_path = items.iter().position(|item| item["id"] == after);
         let field_path = field_path
             .ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
@@ -115,48 +125,52 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     }
     let has_more = items.len() > limit;
     items.truncate(limit);
-    let first_id = id_of(items.first());
-    let last_id = id_of(items.last());
+    let first_id = id_or_null(items.first());
+    let last_id = id_or_null(items.last());
     Ok(json!({
         "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
     }))
 }
 
-fn id_of(item: Option<&&Value>) -> Value {
+fn id_or_null(item: Option<&&Value>) -> Value {
     item.map_or(Value::Null, |item| item["id"].clone())
 }
 
-/// Handles `GET /v1/responses/ID/input_items`.
-pub(crate) async fn input_items(
+/// Handles `GET /v1/responses/ID/input_items`, which returns the input items of a stored response.
+pub(crate) async fn list_input_items(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
     incoming: IncomingRequest,
 ) -> Response {
-    let id = incoming.part("response");
+    let id = incoming.path_param("response");
     let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
-        let response = memory.get(&id).ok_or_else(|| unknown(&id))?;
-        page(&response.items, query.as_deref().unwrap_or_default())
+        let response = memory.get(&id).ok_or_else(|| not_found_error(&id))?;
+        select_page(&response.items, query.as_deref().unwrap_or_default())
     });
-    respond(found)
+    build_response(found)
 }
 
-/// Handles `POST /v1/responses/input_tokens`: returns the number of prompt tokens of a request.
-pub(crate) async fn input_tokens(
+/// Handles `POST /v1/responses/input_tokens`, which returns the number of prompt tokens of a
+/// request.
+pub(crate) async fn count_input_tokens(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,
 ) -> Response {
     let counting = tokio::task::spawn_blocking(move || {
-        let (caller, call, ..) = prepare(&gateway, incoming)?;
+        let (caller, call, ..) = prepare_call(&gateway, incoming)?;
         let Input::Messages(messages) = &call.request.input else { return Ok(0) };
-        Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.request.tools)?.len())
+        Ok(gateway.find_chat(&caller, &call)?.prompt(messages, &call.request.tools)?.len())
     });
     let counted = counting
         .await
         .map_err(|error| {
-            ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"))
+            ApiError::new(
+                ErrorKind::Internal,
+                format!("the prompt tokens cannot be counted: {error}"),
+            )
         })
         .and_then(|counted| counted);
-    respond(
+    build_response(
         counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })),
     )
 }

@@ -7,34 +7,36 @@
 use levade_text::{Arguments, Message, ToolCall};
 use serde_json::Value;
 
-use super::memory::response_of;
+use super::memory::call_id_of_item;
 use super::tools::{NativeTool, display_name};
 use crate::gateway::Gateway;
-use crate::parts::{ContentParser, field};
+use crate::parts::{ContentParser, string_field};
 use crate::tool_types::{self, custom_arguments};
 use levade_call::{ApiError, ErrorKind};
 
-/// Name of the API under which unknown fields are counted.
+/// Name of the Responses API in the counters of unknown request fields.
 pub(super) const API: &str = "responses";
 
-/// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain
-/// text.
+/// Prefix of the field `encrypted_content` of a reasoning item. The reasoning follows the prefix in
+/// plain text.
 const REASONING_PREFIX: &str = "levade:";
-/// Prefix from before the project was called Levade. Clients still send such items.
+/// Prefix of `encrypted_content` from before the project was called Levade. Clients still send
+/// items with this prefix.
 const LEGACY_PREFIX: &str = "dressage:";
 
-/// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses
-/// here.
+/// Returns reasoning as the `encrypted_content` of a reasoning item, for clients that keep the
+/// conversation themselves. The text is not encrypted.
 pub(super) fn encrypt_reasoning(reasoning: &str) -> String {
     format!("{REASONING_PREFIX}{reasoning}")
 }
 
-/// Parses an input: a string or a list of items. `find` returns a stored item by its id.
+/// Parses the input of a request, which is a string or a list of items. `find` returns a stored
+/// item by its id.
 ///
 /// # Errors
 /// Returns an error that names the first item that is invalid, that a text model cannot read, or
 /// that is not in memory.
-pub(super) fn read(
+pub(super) fn parse_input(
     gateway: &Gateway,
     input: &Value,
     find: impl Fn(&str) -> Option<Value>,
@@ -56,17 +58,21 @@ pub(super) fn read(
             item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
         match (kind, item["id"].as_str()) {
             ("item_reference", Some(id)) | ("", Some(id)) => {
-                let found = find(id).ok_or_else(|| missing(id))?;
-                reading.item(found["type"].as_str().unwrap_or_default(), &found, &field_path)?;
+                let found = find(id).ok_or_else(|| missing_item_error(id))?;
+                reading.read_item(
+                    found["type"].as_str().unwrap_or_default(),
+                    &found,
+                    &field_path,
+                )?;
             }
-            _ => reading.item(kind, item, &field_path)?,
+            _ => reading.read_item(kind, item, &field_path)?,
         }
     }
     reading.end_turn();
     Ok(reading.messages)
 }
 
-fn missing(id: &str) -> ApiError {
+fn missing_item_error(id: &str) -> ApiError {
     let message = format!(
         "Item with id '{id}' not found. Items are kept for a limited time, and only if `store` \
          is not false; send the item itself instead."
@@ -82,14 +88,15 @@ enum ItemRole {
     Call,
 }
 
-/// An assistant turn that has been read in part.
+/// An assistant turn some of whose items have been read.
 #[derive(Debug)]
 struct AssistantTurn {
     reasoning: String,
     text: String,
     calls: Vec<ToolCall>,
     last: ItemRole,
-    /// Id of the call that created the turn, if the ids of its items contain one.
+    /// Id of the model call that created the turn. `None` if the ids of the turn's items do not
+    /// contain the id of a call.
     call_id: Option<String>,
 }
 
@@ -102,15 +109,15 @@ struct ItemReader<'a> {
 }
 
 impl<'a> ItemReader<'a> {
-    fn parts(&self) -> ContentParser<'a> {
+    fn content_parser(&self) -> ContentParser<'a> {
         ContentParser { gateway: self.gateway, api: API }
     }
 
-    /// Returns the call id of a result item. Results of local shells can refer to the id of the
-    /// call item instead.
-    fn call_of(&self, item: &Value, field_path: &str) -> Result<String, ApiError> {
+    /// Returns the id of the tool call that a tool result item belongs to. Results of local shells
+    /// can refer to the id of the call item instead.
+    fn find_call_id(&self, item: &Value, field_path: &str) -> Result<String, ApiError> {
         let (None, Some(id)) = (item["call_id"].as_str(), item["id"].as_str()) else {
-            return field(item, "call_id", field_path).map(str::to_owned);
+            return string_field(item, "call_id", field_path).map(str::to_owned);
         };
         let sent = self.items.iter().find(|sent| sent["id"] == id && sent["call_id"].is_string());
         let call = sent.cloned().or_else(|| (self.find)(id));
@@ -133,10 +140,10 @@ impl<'a> ItemReader<'a> {
         self.messages.push(message);
     }
 
-    /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to
-    /// the current turn.
+    /// Returns the assistant turn that an item belongs to. Starts a new turn if the item does not
+    /// belong to the current turn.
     fn turn_for(&mut self, part: ItemRole, item: &Value) -> &mut AssistantTurn {
-        let call_id = item["id"].as_str().and_then(response_of).map(str::to_owned);
+        let call_id = item["id"].as_str().and_then(call_id_of_item).map(str::to_owned);
         let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.call_id, &call_id) {
             (Some(turn), Some(item)) => turn == item,
             _ => match part {
@@ -161,30 +168,37 @@ impl<'a> ItemReader<'a> {
         turn
     }
 
-    fn item(&mut self, kind: &str, item: &Value, field_path: &str) -> Result<(), ApiError> {
+    fn read_item(&mut self, kind: &str, item: &Value, field_path: &str) -> Result<(), ApiError> {
         if let Some(tool) = NativeTool::from_item(kind, "_call") {
-            let id = field(item, "call_id", field_path)?.to_owned();
-            let call =
-                ToolCall { id, name: tool.name().to_owned(), arguments: tool.arguments(item) };
+            let id = string_field(item, "call_id", field_path)?.to_owned();
+            let call = ToolCall {
+                id,
+                name: tool.name().to_owned(),
+                arguments: tool.parse_arguments(item),
+            };
             self.turn_for(ItemRole::Call, item).calls.push(call);
             return Ok(());
         }
         if let Some(tool) = NativeTool::from_item(kind, "_call_output") {
-            let id = self.call_of(item, field_path)?;
-            let output = match tool.output(item) {
+            let id = self.find_call_id(item, field_path)?;
+            let output = match tool.format_output(item) {
                 Some(output) => output,
-                None => self.parts().result(&item["output"], &format!("{field_path}.output"))?,
+                None => self
+                    .content_parser()
+                    .parse_tool_result(&item["output"], &format!("{field_path}.output"))?,
             };
             self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
             return Ok(());
         }
         match kind {
             "message" => {
-                let text = self.parts().text(&item["content"], &format!("{field_path}.content"))?;
+                let text = self
+                    .content_parser()
+                    .parse_text(&item["content"], &format!("{field_path}.content"))?;
                 match item["role"].as_str() {
                     Some("user") => self.push(Message::user(text)),
                     Some("system") => self.push(Message::system(text)),
-                    Some("developer") => self.push(developer(text)),
+                    Some("developer") => self.push(developer_message(text)),
                     Some("assistant") => self.turn_for(ItemRole::Text, item).text += &text,
                     _ => {
                         let param = format!("{field_path}.role");
@@ -197,28 +211,32 @@ impl<'a> ItemReader<'a> {
                 }
             }
             "reasoning" => {
-                let reasoning = reasoning_of(item);
+                let reasoning = extract_reasoning(item);
                 self.turn_for(ItemRole::Reasoning, item).reasoning += &reasoning;
             }
             "function_call" => {
                 let arguments =
                     item.get("arguments").cloned().map(Arguments::from).unwrap_or_default();
-                let call = call(item, field_path, arguments)?;
+                let call = parse_tool_call(item, field_path, arguments)?;
                 self.turn_for(ItemRole::Call, item).calls.push(call);
             }
             "custom_tool_call" => {
-                let call =
-                    call(item, field_path, custom_arguments(field(item, "input", field_path)?))?;
+                let call = parse_tool_call(
+                    item,
+                    field_path,
+                    custom_arguments(string_field(item, "input", field_path)?),
+                )?;
                 self.turn_for(ItemRole::Call, item).calls.push(call);
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let id = field(item, "call_id", field_path)?.to_owned();
-                let output =
-                    self.parts().result(&item["output"], &format!("{field_path}.output"))?;
+                let id = string_field(item, "call_id", field_path)?.to_owned();
+                let output = self
+                    .content_parser()
+                    .parse_tool_result(&item["output"], &format!("{field_path}.output"))?;
                 self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
             }
-            hosted if tool_types::is_hosted(hosted) => {
-                self.gateway.unknown_field(API, &format!("input[type={hosted}]"));
+            hosted if tool_types::is_hosted_type(hosted) => {
+                self.gateway.count_unknown_field(API, &format!("input[type={hosted}]"));
             }
             _ => {
                 let kind =
@@ -235,13 +253,13 @@ impl<'a> ItemReader<'a> {
     }
 }
 
-fn developer(text: String) -> Message {
+fn developer_message(text: String) -> Message {
     Message { role: levade_text::Role::Developer, ..Message::system(text) }
 }
 
-/// Returns the text of a reasoning item, from the first of `encrypted_content`, `content` and
-/// `summary` that has a readable text.
-fn reasoning_of(item: &Value) -> String {
+/// Returns the text of a reasoning item: from the first of its fields `encrypted_content`,
+/// `content` and `summary` that contains readable text.
+fn extract_reasoning(item: &Value) -> String {
     let kept = item["encrypted_content"].as_str().and_then(|text| {
         text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(LEGACY_PREFIX))
     });
@@ -254,9 +272,13 @@ fn part_texts<'a>(item: &'a Value, field: &str) -> Vec<&'a str> {
     item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
 }
 
-fn call(item: &Value, field_path: &str, arguments: Arguments) -> Result<ToolCall, ApiError> {
-    let name = display_name(item["namespace"].as_str(), field(item, "name", field_path)?);
-    Ok(ToolCall { id: field(item, "call_id", field_path)?.to_owned(), name, arguments })
+fn parse_tool_call(
+    item: &Value,
+    field_path: &str,
+    arguments: Arguments,
+) -> Result<ToolCall, ApiError> {
+    let name = display_name(item["namespace"].as_str(), string_field(item, "name", field_path)?);
+    Ok(ToolCall { id: string_field(item, "call_id", field_path)?.to_owned(), name, arguments })
 }
 
 #[cfg(test)]
@@ -265,12 +287,12 @@ mod tests {
 
     use super::*;
 
-    fn gateway() -> Gateway {
-        Gateway::new(Vec::new(), crate::Options::default())
+    fn new_gateway() -> Gateway {
+        Gateway::new(Vec::new(), crate::GatewayOptions::default())
     }
 
     fn parse_messages(items: Value) -> Result<Vec<Message>, ApiError> {
-        read(&gateway(), &items, |_| None)
+        parse_input(&new_gateway(), &items, |_| None)
     }
 
     fn tool_call(id: &str, name: &str, arguments: Value) -> ToolCall {
@@ -318,7 +340,7 @@ mod tests {
             tool_call("a2", "patch", json!({"input": "*** Begin"})),
         ];
         let want = [
-            developer("Be brief.".into()),
+            developer_message("Be brief.".into()),
             Message::system("Really."),
             Message::user("add"),
             with_reasoning(" hm so ", Message::calls(" Let me…\n", calls)),
@@ -334,15 +356,15 @@ mod tests {
     #[test]
     fn reasoning_is_read_from_all_client_fields() {
         let mut item = json!({"type": "reasoning", "summary": [{"text": "a"}, {"text": "b"}]});
-        assert_eq!(reasoning_of(&item), "a\n\nb");
+        assert_eq!(extract_reasoning(&item), "a\n\nb");
         item["content"] = json!([{"type": "reasoning_text", "text": "all of it"}]);
-        assert_eq!(reasoning_of(&item), "all of it");
+        assert_eq!(extract_reasoning(&item), "all of it");
         item["encrypted_content"] = encrypt_reasoning(" exactly ").into();
-        assert_eq!(reasoning_of(&item), " exactly ");
+        assert_eq!(extract_reasoning(&item), " exactly ");
         item["encrypted_content"] = "dressage: as before ".into();
-        assert_eq!(reasoning_of(&item), " as before ");
+        assert_eq!(extract_reasoning(&item), " as before ");
         item["encrypted_content"] = "gAAAA".into();
-        assert_eq!(reasoning_of(&item), "all of it");
+        assert_eq!(extract_reasoning(&item), "all of it");
         // A reasoning item without readable text yields a turn without reasoning.
         let bare = json!([
             {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
@@ -453,10 +475,13 @@ mod tests {
         let items = json!([reference, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
         let want =
             [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
-        assert_eq!(read(&gateway(), &items, find_message).unwrap(), want);
-        let error =
-            read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find_message)
-                .unwrap_err();
+        assert_eq!(parse_input(&new_gateway(), &items, find_message).unwrap(), want);
+        let error = parse_input(
+            &new_gateway(),
+            &json!([{"type": "item_reference", "id": "rs_a_0"}]),
+            find_message,
+        )
+        .unwrap_err();
         assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::NotFound, Some("input")));
         assert!(error.message.starts_with("Item with id 'rs_a_0' not found."), "{error}");
     }
@@ -468,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn read_names_invalid_items() {
+    fn parse_input_names_invalid_items() {
         for (input, param, why) in [
             (json!(1), "input", "a string or a list of items"),
             (json!([{}]), "input[0]", "has no type"),

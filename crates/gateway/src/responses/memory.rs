@@ -10,24 +10,25 @@ use std::sync::Arc;
 use levade_text::Message;
 use serde_json::Value;
 
-/// Maximum number of responses in memory.
+/// Maximum number of stored responses.
 const MAX_ENTRIES: usize = 4096;
-/// Maximum total size of the responses in bytes.
+/// Maximum total size of the stored responses, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// SHA-256 hash of the key that requested a response. A response is visible only under this key.
+/// SHA-256 hash of the API key that requested a response. A response is visible only under this
+/// key.
 pub(super) type Owner = [u8; 32];
 
-/// A stored response.
+/// Response that is stored so that later requests can continue it.
 #[derive(Debug)]
 pub(super) struct StoredResponse {
-    /// Id of the response that this response continues, if any.
+    /// Id of the response that this response continues. `None` for the start of a conversation.
     pub previous: Option<String>,
-    /// Messages that were new in the call, without instructions.
+    /// Messages that the call added to the conversation, without instructions.
     pub input: Vec<Message>,
-    /// Input items of the call, each with an id.
+    /// Input items of the request, each with an id.
     pub items: Vec<Value>,
-    /// Assistant message, exactly as recorded.
+    /// Assistant message of the response, exactly as recorded.
     pub message: Message,
     /// Response body as the client received it.
     pub body: Value,
@@ -48,11 +49,11 @@ struct MemoryEntry {
     used: u64,
 }
 
-/// Responses by owner and id, with least-recently-used eviction.
+/// Stored responses by owner and id, with least-recently-used eviction.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct ResponseMemory {
     kept: HashMap<(Owner, String), MemoryEntry>,
-    /// Keys by the logical time of their last use.
+    /// Owners and ids of the stored responses, by the logical time of their last use.
     uses: BTreeMap<u64, (Owner, String)>,
     clock: u64,
     bytes: usize,
@@ -60,17 +61,17 @@ pub(crate) struct Memory {
     max_bytes: usize,
 }
 
-impl Default for Memory {
+impl Default for ResponseMemory {
     fn default() -> Self {
-        Memory::with_bounds(MAX_ENTRIES, MAX_BYTES)
+        ResponseMemory::with_bounds(MAX_ENTRIES, MAX_BYTES)
     }
 }
 
-impl Memory {
+impl ResponseMemory {
     fn with_bounds(max_entries: usize, max_bytes: usize) -> Self {
         let kept = HashMap::new();
         let uses = BTreeMap::new();
-        Memory { kept, uses, clock: 0, bytes: 0, max_entries, max_bytes }
+        ResponseMemory { kept, uses, clock: 0, bytes: 0, max_entries, max_bytes }
     }
 
     /// Stores a response. Replaces a response with the same id.
@@ -90,7 +91,7 @@ impl Memory {
         }
     }
 
-    /// Returns a response and marks it as used.
+    /// Returns a stored response and marks it as used.
     pub(super) fn get(&mut self, key: &(Owner, String)) -> Option<Arc<StoredResponse>> {
         let kept = self.kept.get_mut(key)?;
         self.uses.remove(&kept.used);
@@ -100,7 +101,7 @@ impl Memory {
         Some(Arc::clone(&kept.response))
     }
 
-    /// Removes a response. Returns whether it existed.
+    /// Removes a stored response. Returns whether the response existed.
     pub(super) fn remove(&mut self, key: &(Owner, String)) -> bool {
         let Some(kept) = self.kept.remove(key) else { return false };
         self.uses.remove(&kept.used);
@@ -108,12 +109,12 @@ impl Memory {
         true
     }
 
-    /// Returns all messages up to the end of a response.
+    /// Returns the messages of a stored conversation, up to the end of the response `id`.
     ///
     /// # Errors
     /// Returns the id of the missing response if `id`, or a response that it continues, is not in
     /// memory.
-    pub(super) fn history(&mut self, owner: Owner, id: &str) -> Result<Vec<Message>, String> {
+    pub(super) fn read_history(&mut self, owner: Owner, id: &str) -> Result<Vec<Message>, String> {
         let mut newest_first = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
@@ -128,14 +129,15 @@ impl Memory {
     }
 }
 
-/// Returns the id of an item: its kind, the id of the call that created it, and its index in the
-/// output.
-pub(super) fn item_id(kind: &str, call: &str, field_path: usize) -> String {
+/// Creates the id of an output item from its kind, the id of the model call that created it, and
+/// its index in the output.
+pub(super) fn format_item_id(kind: &str, call: &str, field_path: usize) -> String {
     format!("{kind}_{call}_{field_path}")
 }
 
-/// Returns the id of the call in an item's id, or `None` if the id has another format.
-pub(super) fn response_of(item: &str) -> Option<&str> {
+/// Returns the id of the model call that an item's id contains, or `None` if the id has another
+/// format.
+pub(super) fn call_id_of_item(item: &str) -> Option<&str> {
     let (_, rest) = item.split_once('_')?;
     let (call, field_path) = rest.rsplit_once('_')?;
     (!field_path.is_empty() && field_path.bytes().all(|byte| byte.is_ascii_digit())).then_some(call)
@@ -163,24 +165,24 @@ mod tests {
 
     #[test]
     fn history_is_complete_and_visible_only_to_owner() {
-        let mut memory = Memory::default();
+        let mut memory = ResponseMemory::default();
         let one = [1; 32];
         let other = [2; 32];
         memory.put(one, "a".into(), response(None, "a"));
         memory.put(one, "b".into(), response(Some("a"), "b"));
         memory.put(one, "c".into(), response(Some("a"), "c"));
-        assert_eq!(joined_contents(memory.history(one, "b").unwrap()), ["a?", "a", "b?", "b"]);
-        assert_eq!(joined_contents(memory.history(one, "c").unwrap()), ["a?", "a", "c?", "c"]);
-        assert_eq!(memory.history(other, "b"), Err("b".into()));
+        assert_eq!(joined_contents(memory.read_history(one, "b").unwrap()), ["a?", "a", "b?", "b"]);
+        assert_eq!(joined_contents(memory.read_history(one, "c").unwrap()), ["a?", "a", "c?", "c"]);
+        assert_eq!(memory.read_history(other, "b"), Err("b".into()));
         assert!(memory.get(&(other, "a".into())).is_none() && !memory.remove(&(other, "a".into())));
         assert!(memory.remove(&(one, "a".into())));
-        assert_eq!(memory.history(one, "c"), Err("a".into()));
+        assert_eq!(memory.read_history(one, "c"), Err("a".into()));
     }
 
     #[test]
     fn least_recently_used_responses_are_evicted_first() {
         let owner = [0; 32];
-        let mut memory = Memory::with_bounds(3, usize::MAX);
+        let mut memory = ResponseMemory::with_bounds(3, usize::MAX);
         for id in ["a", "b", "c"] {
             memory.put(owner, id.into(), response(None, id));
         }
@@ -188,7 +190,7 @@ mod tests {
         memory.put(owner, "d".into(), response(Some("a"), "d"));
         assert_eq!(known_ids(&memory), "acd");
         // Reading a history marks all of its responses as used.
-        memory.history(owner, "d").unwrap();
+        memory.read_history(owner, "d").unwrap();
         memory.put(owner, "e".into(), response(None, "e"));
         assert_eq!(known_ids(&memory), "ade");
         // Storing an equal response under the same id does not change the size.
@@ -197,7 +199,7 @@ mod tests {
         assert_eq!((memory.bytes, memory.uses.len()), (bytes, 3));
 
         let size = response(None, "a").bytes();
-        let mut memory = Memory::with_bounds(usize::MAX, 2 * size);
+        let mut memory = ResponseMemory::with_bounds(usize::MAX, 2 * size);
         for id in ["a", "b", "c"] {
             memory.put(owner, id.into(), response(None, id));
         }
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!((known_ids(&memory).as_str(), memory.bytes, memory.uses.len()), ("", 0, 0));
     }
 
-    fn known_ids(memory: &Memory) -> String {
+    fn known_ids(memory: &ResponseMemory) -> String {
         let mut ids: Vec<&str> = memory.kept.keys().map(|(_, id)| id.as_str()).collect();
         ids.sort_unstable();
         ids.concat()
@@ -214,9 +216,9 @@ mod tests {
 
     #[test]
     fn item_ids_contain_call_id() {
-        assert_eq!(response_of(&item_id("rs", "5f0a", 12)), Some("5f0a"));
+        assert_eq!(call_id_of_item(&format_item_id("rs", "5f0a", 12)), Some("5f0a"));
         for foreign in ["msg_bb9d55bf-5e9a", "rs", "", "rs_", "rs__", "fc_a_b"] {
-            assert_eq!(response_of(foreign), None, "{foreign}");
+            assert_eq!(call_id_of_item(foreign), None, "{foreign}");
         }
     }
 }

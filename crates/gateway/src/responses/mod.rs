@@ -14,5 +14,7 @@ mod endpoint_tests;
 #[cfg(test)]
 mod extras_tests;
 
-pub(crate) use endpoints::{delete, get, input_items, input_tokens, responses};
-pub(crate) use memory::Memory;
+pub(crate) use endpoints::{
+    count_input_tokens, create_response, delete_response, get_response, list_input_items,
+};
+pub(crate) use memory::ResponseMemory;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::caller_memory::CallerMemory;
 use super::items::{self, API};
-use super::tools::Tools;
+use super::tools::RequestTools;
 use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::openai;
@@ -18,7 +18,7 @@ use levade_call::{Constraint, Input, SamplingOptions};
 
 /// Body of a request to `/v1/responses`.
 #[derive(Deserialize)]
-struct Request {
+struct ResponsesRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     input: Option<Value>,
@@ -43,46 +43,46 @@ struct Request {
 /// A request to `/v1/responses` after parsing.
 pub(super) struct ParsedRequest {
     pub call: Call,
-    /// Whether the response is a stream.
+    /// Whether the client requests a streamed response.
     pub streams: bool,
     pub received: ReceivedItems,
 }
 
-/// Data of a request that its response repeats or depends on.
+/// Data of a request to the Responses API that its response repeats or depends on.
 pub(super) struct ReceivedItems {
-    pub tools: Tools,
-    /// Messages that are new in this call, without instructions.
+    pub tools: RequestTools,
+    /// Messages that the request adds to the conversation, without instructions.
     pub input: Vec<Message>,
-    /// Id of the response that the request continues, if any.
+    /// Id of the response that the request continues. `None` for the start of a conversation.
     pub previous: Option<String>,
     /// Whether the response is stored, so that later requests can continue it.
     pub store: bool,
     /// Whether the response repeats the reasoning as summaries.
     pub summary: bool,
-    /// Whether reasoning items contain `encrypted_content`, so that a client can send the reasoning
-    /// back.
+    /// Whether the response's reasoning items contain `encrypted_content`, so that a client can
+    /// send the reasoning back.
     pub encrypted: bool,
-    /// Items of the input, normalized to message items if they are texts.
+    /// Input items of the request. Plain texts have been converted to message items.
     pub items: Vec<Value>,
     /// Chat format of the model. Present only if the response contains log-probabilities.
     pub chat: Option<Arc<Chat>>,
-    /// Fields of the request that the response repeats.
+    /// Request fields that the response repeats, with their values.
     pub echo: Map<String, Value>,
 }
 
-/// Parses a request.
+/// Parses the body of a request to `/v1/responses`.
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
-pub(super) fn read(
+pub(super) fn parse_request(
     gateway: &Gateway,
     memory: &CallerMemory,
     body: &[u8],
 ) -> Result<ParsedRequest, ApiError> {
-    let mut request: Request = crate::http::read(body)?;
+    let mut request: ResponsesRequest = crate::http::parse_json_body(body)?;
     check_fields(gateway, &mut request.rest)?;
     let own = request.text.as_ref().map(parse_format).transpose()?.flatten();
-    let constraint = openai::structured::from_request(gateway, own, &mut request.rest)?;
+    let constraint = openai::structured::take_constraint(gateway, own, &mut request.rest)?;
     let requested = openai::take_sampling_fields(&mut request.rest)?;
     if requested.num_completions()? != 1 {
         return Err(ApiError::field(
@@ -92,21 +92,23 @@ pub(super) fn read(
     }
     openai::check_fields(gateway, API, &request.rest)?;
     let include = request.include.clone().unwrap_or_default();
-    let logprobs = logprobs(includes_logprobs(gateway, &include), request.top_logprobs)?;
+    let logprobs = validate_logprobs(includes_logprobs(gateway, &include), request.top_logprobs)?;
 
-    let tools = Tools::read(gateway, request.tools.as_deref().unwrap_or_default())?;
+    let tools = RequestTools::parse_tools(gateway, request.tools.as_deref().unwrap_or_default())?;
     let input = match request.input.as_ref().filter(|input| !input.is_null()) {
-        Some(input) => items::read(gateway, input, |id| memory.item(id))?,
+        Some(input) => items::parse_input(gateway, input, |id| memory.find_item(id))?,
         None => Vec::new(),
     };
     let mut messages: Vec<Message> =
         match request.instructions.as_ref().filter(|present| !present.is_null()) {
             Some(Value::String(text)) => vec![Message::system(text.as_str())],
-            Some(items) => items::read(gateway, items, |id| memory.item(id))?,
+            Some(items) => items::parse_input(gateway, items, |id| memory.find_item(id))?,
             None => Vec::new(),
         };
     if let Some(previous) = &request.previous_response_id {
-        messages.extend(memory.history(previous).map_err(|missing| not_found(previous, &missing))?);
+        messages.extend(
+            memory.read_history(previous).map_err(|missing| not_found_error(previous, &missing))?,
+        );
     }
     messages.extend(input.iter().cloned());
     if messages.is_empty() {
@@ -119,10 +121,13 @@ pub(super) fn read(
             Err(ApiError::field("max_output_tokens", message))
         }
     });
-    let sampling =
-        SamplingOptions { max_tokens: limit.transpose()?, logprobs, ..requested.sampling()? };
+    let sampling = SamplingOptions {
+        max_tokens: limit.transpose()?,
+        logprobs,
+        ..requested.to_sampling_options()?
+    };
     let mut specs = tools.specs.clone();
-    let tool_choice = tools.choice(request.tool_choice.as_ref(), &mut specs)?;
+    let tool_choice = tools.parse_tool_choice(request.tool_choice.as_ref(), &mut specs)?;
     let requested = CallRequest {
         tools: specs,
         strict: tools.strict.clone(),
@@ -138,10 +143,10 @@ pub(super) fn read(
         wanted("summary") || wanted("generate_summary")
     });
     let received = ReceivedItems {
-        echo: echo(&request, &call),
+        echo: echo_fields(&request, &call),
         tools,
         input,
-        items: input_items(request.input.as_ref()),
+        items: normalize_input_items(request.input.as_ref()),
         chat: None,
         store: request.store.unwrap_or(true),
         summary,
@@ -151,7 +156,7 @@ pub(super) fn read(
     Ok(ParsedRequest { call, streams: request.stream.unwrap_or(false), received })
 }
 
-fn not_found(requested: &str, missing: &str) -> ApiError {
+fn not_found_error(requested: &str, missing: &str) -> ApiError {
     let why = if requested == missing {
         String::new()
     } else {
@@ -165,14 +170,15 @@ fn not_found(requested: &str, missing: &str) -> ApiError {
     ApiError::field("previous_response_id", message)
 }
 
-/// Fields that change nothing here.
+/// Request fields that are ignored.
 const IGNORED_FIELDS: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
 
-/// Unsupported fields, each with the values that change nothing.
+/// Unsupported request fields, each with the values that change nothing and are therefore accepted.
 const UNSUPPORTED_FIELDS: [(&str, &[Value]); 3] =
     [("background", &[Value::Bool(false)]), ("conversation", &[]), ("prompt", &[])];
 
-/// Removes the fields of this API that have not been parsed. Rejects unsupported fields.
+/// Removes the fields of the Responses API that have not been parsed from `rest`. Rejects
+/// unsupported fields.
 fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiError> {
     for field in IGNORED_FIELDS {
         rest.remove(field);
@@ -187,29 +193,30 @@ fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), 
     // Only `max_output_tokens` limits a response. The other names would override it.
     for field in ["max_tokens", "max_completion_tokens"] {
         if rest.remove(field).is_some() {
-            gateway.unknown_field(API, field);
+            gateway.count_unknown_field(API, field);
         }
     }
     Ok(())
 }
 
-/// Returns whether the response contains log-probabilities. Counts all other values of `include`
-/// except the reasoning content: they concern hosted tools, which never have data here.
+/// Returns whether `include`, the list of additional response data, requests log-probabilities.
+/// Counts all other values except the reasoning content: they concern hosted tools, which never
+/// have data here.
 fn includes_logprobs(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
         if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {
-            gateway.unknown_field(API, &format!("include[{what}]"));
+            gateway.count_unknown_field(API, &format!("include[{what}]"));
         }
     }
     include.iter().any(|what| what == LOGPROBS)
 }
 
-/// Value of `include` that requests log-probabilities.
+/// Value of the request field `include` that requests log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Returns the number of alternatives per token, or `None` if the request asks for no
-/// log-probabilities.
-fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
+/// Returns the number of alternatives per token in the log-probabilities, or `None` if the request
+/// asks for no log-probabilities.
+fn validate_logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
     const MAX: usize = 20;
     let top = top.map(|top| {
         let count = usize::try_from(top).ok().filter(|count| *count <= MAX);
@@ -224,8 +231,8 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
     Ok((included || top > 0).then_some(top))
 }
 
-/// Returns the items of an input, with texts converted to message items.
-fn input_items(input: Option<&Value>) -> Vec<Value> {
+/// Returns the input items of a request, with plain texts converted to message items.
+fn normalize_input_items(input: Option<&Value>) -> Vec<Value> {
     match input {
         Some(Value::String(text)) => vec![message_item("user", text)],
         Some(Value::Array(items)) => items
@@ -251,7 +258,7 @@ fn message_item(role: &str, text: &str) -> Value {
     json!({ "type": "message", "status": "completed", "role": role, "content": content })
 }
 
-/// Returns the format constraint that `text.format` specifies.
+/// Returns the format constraint that the request field `text.format` specifies.
 fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
     let format = &text["format"];
     match (format["type"].as_str(), &format["schema"]) {
@@ -272,20 +279,21 @@ fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
 }
 
 /// Returns the fields of a response that repeat the options of its request.
-fn echo(request: &Request, call: &Call) -> Map<String, Value> {
+fn echo_fields(request: &ResponsesRequest, call: &Call) -> Map<String, Value> {
     let sampling = &call.request.sampling;
     let echo = json!({
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "metadata": value_or(&request.metadata, json!({})),
+        "metadata": value_or_default(&request.metadata, json!({})),
         "parallel_tool_calls": call.request.parallel_calls,
         "previous_response_id": request.previous_response_id,
-        "reasoning": value_or(&request.reasoning, json!({ "effort": null, "summary": null })),
+        "reasoning":
+            value_or_default(&request.reasoning, json!({ "effort": null, "summary": null })),
         "service_tier": "default",
         "store": request.store.unwrap_or(true),
         "temperature": sampling.temperature.unwrap_or(1.0),
-        "text": value_or(&request.text, json!({ "format": { "type": "text" } })),
-        "tool_choice": value_or(&request.tool_choice, "auto".into()),
+        "text": value_or_default(&request.text, json!({ "format": { "type": "text" } })),
+        "tool_choice": value_or_default(&request.tool_choice, "auto".into()),
         "tools": request.tools.clone().unwrap_or_default(),
         "top_logprobs": sampling.logprobs.unwrap_or(0),
         "top_p": sampling.top_p.unwrap_or(1.0),
@@ -297,7 +305,7 @@ fn echo(request: &Request, call: &Call) -> Map<String, Value> {
     }
 }
 
-fn value_or(value: &Option<Value>, default: Value) -> Value {
+fn value_or_default(value: &Option<Value>, default: Value) -> Value {
     value.clone().unwrap_or(default)
 }
 
@@ -306,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_field_enables_logprobs() {
+    fn include_or_top_logprobs_enables_logprobs() {
         for (included, top, want) in [
             (false, None, None),
             (false, Some(0), None),
@@ -315,11 +323,11 @@ mod tests {
             (true, Some(0), Some(0)),
             (true, Some(20), Some(20)),
         ] {
-            assert_eq!(logprobs(included, top).unwrap(), want, "{included} {top:?}");
+            assert_eq!(validate_logprobs(included, top).unwrap(), want, "{included} {top:?}");
         }
         for wrong in [-1, 21] {
             assert_eq!(
-                logprobs(true, Some(wrong)).unwrap_err().param.as_deref(),
+                validate_logprobs(true, Some(wrong)).unwrap_err().param.as_deref(),
                 Some("top_logprobs")
             );
         }

@@ -17,12 +17,12 @@ use crate::tool_types::{self, INPUT};
 use levade_call::ApiError;
 use levade_call::ToolChoice;
 
-/// Tools of a request.
+/// Tools that the client of a request runs.
 #[derive(Debug, Default)]
-pub(super) struct Tools {
-    /// Tools as the model sees them.
+pub(super) struct RequestTools {
+    /// Definitions of the tools as the model sees them.
     pub specs: Vec<ToolSpec>,
-    /// Names, as the model sees them, of the tools with strict arguments.
+    /// Names of the tools with strict arguments, as the model sees these names.
     pub strict: Vec<String>,
     by_name: HashMap<String, ClientTool>,
 }
@@ -32,18 +32,18 @@ pub(super) struct Tools {
 struct ClientTool {
     namespace: Option<String>,
     name: String,
-    kind: Kind,
+    kind: ClientToolKind,
 }
 
 /// Type of a tool that the client runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ClientToolKind {
     Function,
     Custom,
     Native(NativeTool),
 }
 
-/// Tool whose calls and results have their own item types.
+/// Tool of the Responses API whose calls and results have item types of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NativeTool {
     LocalShell,
@@ -54,7 +54,7 @@ pub(super) enum NativeTool {
 impl NativeTool {
     const ALL: [Self; 3] = [NativeTool::LocalShell, NativeTool::Shell, NativeTool::ApplyPatch];
 
-    /// Returns the type of the tool, which is also the tool's name for the model.
+    /// Returns the type of the tool, which is also the name under which the model calls it.
     pub(super) fn name(self) -> &'static str {
         match self {
             NativeTool::LocalShell => "local_shell",
@@ -67,20 +67,21 @@ impl NativeTool {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
-    /// Returns the tool for an item type that consists of the tool's name and `suffix`. The suffix
-    /// is `_call` for calls and `_call_output` for results.
+    /// Returns the tool whose name, followed by `suffix`, is the item type `kind`. The suffix is
+    /// `_call` for calls and `_call_output` for results.
     pub(super) fn from_item(kind: &str, suffix: &str) -> Option<Self> {
         Self::from_name(kind.strip_suffix(suffix)?)
     }
 
-    /// Returns the field of a call item that contains the arguments.
-    fn field(self) -> &'static str {
+    /// Returns the name of the field with the arguments in a call item of this tool.
+    fn arguments_field(self) -> &'static str {
         if self == NativeTool::ApplyPatch { "operation" } else { "action" }
     }
 
-    /// Returns the arguments of a call item. Omits fields without a value, which clients add.
-    pub(super) fn arguments(self, item: &Value) -> Arguments {
-        let mut arguments = item[self.field()].clone();
+    /// Returns the arguments in a call item of this tool. Omits fields without a value, which
+    /// clients add.
+    pub(super) fn parse_arguments(self, item: &Value) -> Arguments {
+        let mut arguments = item[self.arguments_field()].clone();
         if let Value::Object(fields) = &mut arguments {
             fields.retain(|_, value| !value.is_null());
             if self == NativeTool::LocalShell {
@@ -93,9 +94,9 @@ impl NativeTool {
         arguments.into()
     }
 
-    /// Returns the arguments as the value of a call item's field, or `None` if the client could not
-    /// use them.
-    fn action(self, arguments: &Arguments) -> Option<Value> {
+    /// Converts the arguments of a call into the value of the call item's arguments field. Returns
+    /// `None` if the arguments are not valid for this tool.
+    fn to_action(self, arguments: &Arguments) -> Option<Value> {
         let is_text = |name: &str| arguments.get(name).is_some_and(Value::is_string);
         let are_texts = |name: &str| {
             let list = arguments.get(name).and_then(Value::as_array);
@@ -121,13 +122,13 @@ impl NativeTool {
         Some(action.into())
     }
 
-    /// Returns the text of a result item that has no plain output: a shell's outputs, or the status
-    /// of a patch. Returns `None` for any other result.
-    pub(super) fn output(self, item: &Value) -> Option<String> {
+    /// Returns the text of a result item whose output is not a string: the outputs of a shell, or
+    /// the status of a patch. Returns `None` for any other result.
+    pub(super) fn format_output(self, item: &Value) -> Option<String> {
         match (self, &item["output"]) {
             (NativeTool::ApplyPatch, Value::Null) => Some(item["status"].as_str()?.to_owned()),
             (NativeTool::Shell, Value::Array(outputs)) => {
-                Some(outputs.iter().map(shell_output).collect::<Vec<_>>().join("\n"))
+                Some(outputs.iter().map(format_shell_output).collect::<Vec<_>>().join("\n"))
             }
             _ => None,
         }
@@ -136,7 +137,7 @@ impl NativeTool {
 
 /// Returns the text of one command's output: its stdout, its stderr, and a line that reports a
 /// timeout or an exit code other than 0.
-fn shell_output(output: &Value) -> String {
+fn format_shell_output(output: &Value) -> String {
     let outcome = &output["outcome"];
     let failure = match (outcome["type"].as_str(), outcome["exit_code"].as_i64()) {
         (Some("timeout"), _) => "[timed out]".to_owned(),
@@ -158,20 +159,20 @@ pub(super) fn display_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-impl Tools {
-    /// Parses tools. Tools that OpenAI hosts are omitted and counted.
+impl RequestTools {
+    /// Parses the tools of a request. Tools that OpenAI hosts are omitted and counted.
     ///
     /// # Errors
     /// Returns an error that names the first invalid or unsupported tool, and the reason.
-    pub(super) fn read(gateway: &Gateway, tools: &[Value]) -> Result<Self, ApiError> {
-        let mut read = Tools::default();
+    pub(super) fn parse_tools(gateway: &Gateway, tools: &[Value]) -> Result<Self, ApiError> {
+        let mut read = RequestTools::default();
         for (at, tool) in tools.iter().enumerate() {
-            read.add(gateway, tool, None, &format!("tools[{at}]"))?;
+            read.add_tool(gateway, tool, None, &format!("tools[{at}]"))?;
         }
         Ok(read)
     }
 
-    fn add(
+    fn add_tool(
         &mut self,
         gateway: &Gateway,
         tool: &Value,
@@ -180,9 +181,8 @@ impl Tools {
     ) -> Result<(), ApiError> {
         match tool["type"].as_str() {
             Some("function") => {
-                let parameters = parameters::schema(&tool["parameters"]).map_err(|why| {
-                    ApiError::field(field_path, format!("the parameters of {field_path} {why}"))
-                })?;
+                let parameters = parameters::parameters_to_schema(&tool["parameters"])
+                    .map_err(|why| ApiError::field(field_path, format!("{field_path}: {why}")))?;
                 if tool["strict"] == true {
                     self.strict.push(display_name(space, tool_name(tool, field_path)?));
                 }
@@ -192,37 +192,43 @@ impl Tools {
                     description,
                     parameters,
                 };
-                self.push(space, Kind::Function, spec, field_path)
+                self.push_tool(space, ClientToolKind::Function, spec, field_path)
             }
             Some("custom") => {
-                let spec = tool_types::custom(tool_name(tool, field_path)?.to_owned(), tool);
-                self.push(space, Kind::Custom, spec, field_path)
+                let spec =
+                    tool_types::custom_tool_spec(tool_name(tool, field_path)?.to_owned(), tool);
+                self.push_tool(space, ClientToolKind::Custom, spec, field_path)
             }
             Some("namespace") if space.is_none() => {
                 let space = tool_name(tool, field_path)?;
                 for (at, inner) in tool["tools"].as_array().into_iter().flatten().enumerate() {
-                    self.add(gateway, inner, Some(space), &format!("{field_path}.tools[{at}]"))?;
+                    self.add_tool(
+                        gateway,
+                        inner,
+                        Some(space),
+                        &format!("{field_path}.tools[{at}]"),
+                    )?;
                 }
                 Ok(())
             }
             Some(hosted) if tool_types::is_hosted_tool(tool) => {
-                gateway.unknown_field("responses", &format!("tools[type={hosted}]"));
+                gateway.count_unknown_field("responses", &format!("tools[type={hosted}]"));
                 Ok(())
             }
             Some(kind) => match (NativeTool::from_name(kind), tool_types::published_spec(tool)) {
                 (Some(native), Some(spec)) => {
-                    self.push(space, Kind::Native(native), spec, field_path)
+                    self.push_tool(space, ClientToolKind::Native(native), spec, field_path)
                 }
-                _ => Err(tool_types::unknown(tool, field_path)),
+                _ => Err(tool_types::unknown_tool_error(tool, field_path)),
             },
             None => Err(ApiError::field(field_path, format!("{field_path} has no type: {tool}"))),
         }
     }
 
-    fn push(
+    fn push_tool(
         &mut self,
         space: Option<&str>,
-        kind: Kind,
+        kind: ClientToolKind,
         spec: ToolSpec,
         field_path: &str,
     ) -> Result<(), ApiError> {
@@ -241,9 +247,9 @@ impl Tools {
         Ok(())
     }
 
-    /// Returns the tool choice. If the choice is of type `allowed_tools`, removes all tools from
+    /// Parses `tool_choice`. If the choice is of type `allowed_tools`, removes all tools from
     /// `specs` that it does not list.
-    pub(super) fn choice(
+    pub(super) fn parse_tool_choice(
         &self,
         value: Option<&Value>,
         specs: &mut Vec<ToolSpec>,
@@ -258,7 +264,9 @@ impl Tools {
                 "auto" => Ok(ToolChoice::Auto),
                 "none" => Ok(ToolChoice::None),
                 "required" => Ok(ToolChoice::Required),
-                _ => Err(wrong("must be auto, none, required, or an object that names a function")),
+                _ => Err(wrong(
+                    "tool_choice must be auto, none, required, or an object that names a function",
+                )),
             },
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
                 let mut choice = value.clone();
@@ -266,25 +274,32 @@ impl Tools {
                     // The removed entries are hosted tools, which are not in `specs`.
                     listed.retain(|tool| chosen_name(tool).is_some());
                 }
-                openai::allowed(specs, &choice, chosen_name)
+                openai::retain_allowed_tools(specs, &choice, chosen_name)
             }
             Some(value) => match chosen_name(value) {
                 Some(shown) if self.by_name.contains_key(&shown) => Ok(ToolChoice::Named(shown)),
-                Some(_) => Err(wrong("there is no such tool")),
+                Some(_) => Err(wrong("the request has no such tool")),
                 None => Err(wrong("only tools that the client runs can be chosen here")),
             },
         }
     }
 
-    /// Returns a tool call as an item. `id` creates the id of the item from a prefix.
-    pub(super) fn item(&self, call: &ToolCall, id: impl FnOnce(&str) -> String) -> CallItem {
+    /// Converts a tool call into an output item. `id` creates the item's id from a prefix.
+    pub(super) fn to_call_item(
+        &self,
+        call: &ToolCall,
+        id: impl FnOnce(&str) -> String,
+    ) -> CallItem {
         let shape = self.by_name.get(&call.name);
-        let kind = shape.map_or(Kind::Function, |shape| shape.kind);
+        let kind = shape.map_or(ClientToolKind::Function, |shape| shape.kind);
         // A call whose arguments do not fit its tool becomes a function call, so that no argument
         // is lost.
-        let custom = tool_types::custom_input(&call.arguments).filter(|_| kind == Kind::Custom);
+        let custom =
+            tool_types::custom_input(&call.arguments).filter(|_| kind == ClientToolKind::Custom);
         let native = match kind {
-            Kind::Native(native) => native.action(&call.arguments).map(|action| (native, action)),
+            ClientToolKind::Native(native) => {
+                native.to_action(&call.arguments).map(|action| (native, action))
+            }
             _ => None,
         };
         let (prefix, kind) = match (&custom, &native) {
@@ -297,7 +312,7 @@ impl Tools {
         let mut item =
             json!({ "id": id(prefix), "type": kind, "status": "completed", "call_id": call.id });
         if let Some((native, action)) = native {
-            item[native.field()] = action;
+            item[native.arguments_field()] = action;
             return CallItem { item, input: None };
         }
         item["name"] = shape.map_or(call.name.as_str(), |shape| &shape.name).into();
@@ -318,15 +333,16 @@ fn tool_name<'a>(tool: &'a Value, field_path: &str) -> Result<&'a str, ApiError>
     name.ok_or_else(|| ApiError::field(field_path, format!("{field_path} has no name: {tool}")))
 }
 
-/// A tool call as an item.
+/// A tool call as an output item of a response.
 pub(super) struct CallItem {
-    /// The complete item.
+    /// JSON of the complete item.
     pub item: Value,
-    /// Field with the input and the input itself, if a stream sends the input in separate events.
+    /// Name and value of the item's input field, if a stream sends the input in separate events.
+    /// `None` if the stream sends only the complete item.
     pub input: Option<(&'static str, String)>,
 }
 
-/// Returns the name, as the model sees it, of the tool that a choice names.
+/// Returns the name of the tool that `tool_choice` names, as the model sees the name.
 fn chosen_name(choice: &Value) -> Option<String> {
     Some(display_name(
         choice["namespace"].as_str(),

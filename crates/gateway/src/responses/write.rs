@@ -6,15 +6,15 @@ use serde_json::{Map, Value, json};
 
 use super::caller_memory::CallerMemory;
 use super::items::encrypt_reasoning;
-use super::memory::{StoredResponse, item_id};
+use super::memory::{StoredResponse, format_item_id};
 use super::request::ReceivedItems;
 use super::tools::CallItem;
-use crate::http::{CollectedCompletion, Dialect, frame};
+use crate::http::{ApiDialect, CollectedCompletion, format_frame};
 use crate::openai;
 use levade_call::ApiError;
 use levade_call::{End, Event, Head, MessageTokens, Token};
 
-/// Returns the body of an error.
+/// Returns the JSON body of an error response in the format of the Responses API.
 pub(super) fn error_body(api_error: &ApiError) -> Value {
     let mut body = openai::error_body(api_error);
     let error = &mut body["error"];
@@ -28,36 +28,36 @@ pub(super) fn error_body(api_error: &ApiError) -> Value {
     body
 }
 
-/// Type of an item that receives text.
+/// Type of the output item to which a stream currently appends text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenItem {
     Message,
     Reasoning,
 }
 
-/// Writer of responses in the format of the Responses API.
-pub(super) struct Writer {
+/// Writer of complete and streamed responses in the format of the Responses API.
+pub(super) struct ResponsesWriter {
     received: ReceivedItems,
     memory: CallerMemory,
     /// Sequence number of the next event.
     sequence: u64,
-    /// Complete items.
+    /// Output items that are complete.
     output: Vec<Value>,
-    /// Current item and its text so far.
+    /// Output item that the stream has started but not ended, and its text so far.
     open: Option<(OpenItem, String)>,
-    /// Tokens of the message's text, for their log-probabilities.
+    /// Tokens of the message's text, from which its log-probabilities are computed.
     message: MessageTokens,
-    /// Log-probabilities that no event has reported yet. `logprobs` contains the log-probabilities
-    /// of the current item that events have reported.
+    /// Log-probabilities that no event has reported yet. The field `logprobs` contains the
+    /// log-probabilities of the current item that events have reported.
     fresh: Vec<Value>,
     logprobs: Vec<Value>,
     end: Option<End>,
 }
 
-impl Writer {
+impl ResponsesWriter {
     pub(super) fn new(sent: ReceivedItems, memory: CallerMemory) -> Self {
         let (message, fresh, logprobs) = Default::default();
-        Writer {
+        ResponsesWriter {
             received: sent,
             memory,
             sequence: 0,
@@ -70,17 +70,17 @@ impl Writer {
         }
     }
 
-    /// Adds the log-probabilities of tokens, if the request asks for them.
-    fn note(&mut self, tokens: &[Token]) {
+    /// Adds the log-probabilities of `tokens`, if the request asks for log-probabilities.
+    fn add_logprobs(&mut self, tokens: &[Token]) {
         if let Some(chat) = &self.received.chat {
             let sent = openai::TokenReport { logprobs: true, ..Default::default() };
-            let mut content = sent.content(chat, tokens);
+            let mut content = sent.logprob_content(chat, tokens);
             self.fresh
                 .extend(content["content"].as_array_mut().into_iter().flat_map(std::mem::take));
         }
     }
 
-    /// Returns a frame for an event, with the next sequence number.
+    /// Returns a stream frame for an event of type `kind`, with the next sequence number.
     fn event_frame(&mut self, kind: &str, fields: Value) -> String {
         let mut data = Map::new();
         data.insert("type".into(), kind.into());
@@ -89,10 +89,10 @@ impl Writer {
             data.extend(fields);
         }
         self.sequence += 1;
-        frame(Some(kind), &data.into())
+        format_frame(Some(kind), &data.into())
     }
 
-    /// Returns a frame for an event about the current item.
+    /// Returns a stream frame for an event about the current output item.
     fn item_frame(
         &mut self,
         head: &Head,
@@ -101,24 +101,26 @@ impl Writer {
         (list, field): (&str, &str),
         value: Value,
     ) -> String {
-        let mut fields =
-            json!({ "item_id": self.id(head, open), "output_index": self.output.len() });
+        let mut fields = json!({
+            "item_id": self.current_item_id(head, open),
+            "output_index": self.output.len(),
+        });
         fields[list] = 0.into();
         fields[field] = value;
         self.event_frame(kind, fields)
     }
 
-    fn id(&self, head: &Head, open: OpenItem) -> String {
+    fn current_item_id(&self, head: &Head, open: OpenItem) -> String {
         let kind = match open {
             OpenItem::Message => "msg",
             OpenItem::Reasoning => "rs",
         };
-        item_id(kind, &head.id, self.output.len())
+        format_item_id(kind, &head.id, self.output.len())
     }
 
-    /// Returns the current item with the text `text`.
-    fn item(&self, head: &Head, open: OpenItem, text: &str, status: &str) -> Value {
-        let id = self.id(head, open);
+    /// Returns the JSON of the current output item, with the text `text`.
+    fn build_current_item(&self, head: &Head, open: OpenItem, text: &str, status: &str) -> Value {
+        let id = self.current_item_id(head, open);
         let is_new = status == "in_progress";
         let part = |part: Value| if is_new { json!([]) } else { json!([part]) };
         match open {
@@ -127,16 +129,16 @@ impl Writer {
                 "type": "message",
                 "status": status,
                 "role": "assistant",
-                "content": part(output_text(text, &self.logprobs)),
+                "content": part(build_output_text(text, &self.logprobs)),
             }),
             OpenItem::Reasoning => {
                 let summary =
-                    if self.received.summary { part(summary_text(text)) } else { json!([]) };
+                    if self.received.summary { part(build_summary_text(text)) } else { json!([]) };
                 let mut item = json!({
                     "id": id,
                     "type": "reasoning",
                     "summary": summary,
-                    "content": part(reasoning_text(text)),
+                    "content": part(build_reasoning_text(text)),
                     "status": status,
                 });
                 if self.received.encrypted {
@@ -148,13 +150,14 @@ impl Writer {
         }
     }
 
-    /// Returns the frames that start an item of type `open`, unless the current item has this type.
+    /// Returns the frames that start an output item of type `open`. Empty if the current item has
+    /// this type.
     fn start_item(&mut self, head: &Head, open: OpenItem) -> String {
         if self.open.as_ref().is_some_and(|(now, _)| *now == open) {
             return String::new();
         }
         let mut frames = self.end_item(head, "completed");
-        let item = self.item(head, open, "", "in_progress");
+        let item = self.build_current_item(head, open, "", "in_progress");
         frames += &self.event_frame(
             "response.output_item.added",
             json!({ "output_index": self.output.len(), "item": item }),
@@ -162,11 +165,11 @@ impl Writer {
         if open == OpenItem::Reasoning && self.received.summary {
             let at = ("summary_index", "part");
             let kind = "response.reasoning_summary_part.added";
-            frames += &self.item_frame(head, kind, open, at, summary_text(""));
+            frames += &self.item_frame(head, kind, open, at, build_summary_text(""));
         }
         let part = match open {
-            OpenItem::Message => output_text("", &[]),
-            OpenItem::Reasoning => reasoning_text(""),
+            OpenItem::Message => build_output_text("", &[]),
+            OpenItem::Reasoning => build_reasoning_text(""),
         };
         frames += &self.item_frame(
             head,
@@ -179,8 +182,9 @@ impl Writer {
         frames
     }
 
-    /// Appends a text to the current item, or to a new item if the current item has another type.
-    fn add(&mut self, head: &Head, open: OpenItem, text: &str) -> String {
+    /// Appends a text to the current output item, or to a new item if the current item has another
+    /// type. Returns the frames that report the text.
+    fn append_text(&mut self, head: &Head, open: OpenItem, text: &str) -> String {
         let mut frames = self.start_item(head, open);
         if let Some((_, item_text)) = &mut self.open {
             *item_text += text;
@@ -190,7 +194,7 @@ impl Writer {
             OpenItem::Message => {
                 let kind = "response.output_text.delta";
                 let mut fields = json!({
-                    "item_id": self.id(head, open),
+                    "item_id": self.current_item_id(head, open),
                     "output_index": self.output.len(),
                     "content_index": 0,
                     "delta": text,
@@ -213,7 +217,8 @@ impl Writer {
         frames
     }
 
-    /// Completes the current item, if there is one.
+    /// Completes the current output item. Returns the frames that report its end; empty if no item
+    /// is open.
     fn end_item(&mut self, head: &Head, status: &str) -> String {
         let Some((open, text)) = self.open.take() else { return String::new() };
         let mut frames = String::new();
@@ -222,14 +227,14 @@ impl Writer {
         match open {
             OpenItem::Message => {
                 let fields = json!({
-                    "item_id": self.id(head, open),
+                    "item_id": self.current_item_id(head, open),
                     "output_index": self.output.len(),
                     "content_index": 0,
                     "text": item_text,
                     "logprobs": self.logprobs,
                 });
                 frames += &self.event_frame("response.output_text.done", fields);
-                let full = output_text(item_text, &self.logprobs);
+                let full = build_output_text(item_text, &self.logprobs);
                 frames += &self.item_frame(head, "response.content_part.done", open, part, full);
             }
             OpenItem::Reasoning => {
@@ -248,7 +253,7 @@ impl Writer {
                         kind,
                         open,
                         ("summary_index", "part"),
-                        summary_text(item_text),
+                        build_summary_text(item_text),
                     );
                 }
                 let kind = "response.reasoning_text.done";
@@ -259,19 +264,19 @@ impl Writer {
                     "response.content_part.done",
                     open,
                     part,
-                    reasoning_text(item_text),
+                    build_reasoning_text(item_text),
                 );
             }
         }
-        let item = self.item(head, open, item_text, status);
+        let item = self.build_current_item(head, open, item_text, status);
         if open == OpenItem::Message {
             self.logprobs.clear();
         }
-        frames + &self.done(item)
+        frames + &self.complete_item(item)
     }
 
-    /// Adds a complete item to the output.
-    fn done(&mut self, item: Value) -> String {
+    /// Adds a complete item to the output. Returns the frame that reports its end.
+    fn complete_item(&mut self, item: Value) -> String {
         let field_path = self.output.len();
         self.output.push(item);
         let item = &self.output[field_path];
@@ -279,11 +284,13 @@ impl Writer {
         self.event_frame("response.output_item.done", fields)
     }
 
-    fn call(&mut self, head: &Head, call: &levade_text::ToolCall) -> String {
+    fn write_call(&mut self, head: &Head, call: &levade_text::ToolCall) -> String {
         let mut frames = self.end_item(head, "completed");
         let field_path = self.output.len();
-        let CallItem { item, input } =
-            self.received.tools.item(call, |kind| item_id(kind, &head.id, field_path));
+        let CallItem { item, input } = self
+            .received
+            .tools
+            .to_call_item(call, |kind| format_item_id(kind, &head.id, field_path));
         let id = item["id"].clone();
         let name = item["name"].clone();
         let mut started = item.clone();
@@ -295,7 +302,7 @@ impl Writer {
             "response.output_item.added",
             json!({ "output_index": field_path, "item": started }),
         );
-        let Some((field, text)) = input else { return frames + &self.done(item) };
+        let Some((field, text)) = input else { return frames + &self.complete_item(item) };
         let kind = match field {
             "arguments" => "response.function_call_arguments",
             _ => "response.custom_tool_call_input",
@@ -308,19 +315,20 @@ impl Writer {
             full["name"] = name;
         }
         frames += &self.event_frame(&format!("{kind}.done"), full);
-        frames + &self.done(item)
+        frames + &self.complete_item(item)
     }
 
     fn delta_frames(&mut self, head: &Head, delta: &CompletionDelta) -> String {
         match delta {
-            CompletionDelta::Speech(text) => self.add(head, OpenItem::Message, text),
-            CompletionDelta::Reasoning(text) => self.add(head, OpenItem::Reasoning, text),
-            CompletionDelta::Call(Ok(call)) => self.call(head, call),
+            CompletionDelta::Speech(text) => self.append_text(head, OpenItem::Message, text),
+            CompletionDelta::Reasoning(text) => self.append_text(head, OpenItem::Reasoning, text),
+            CompletionDelta::Call(Ok(call)) => self.write_call(head, call),
             CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => String::new(),
         }
     }
 
-    /// Completes the output. An empty completion becomes a message with an empty text.
+    /// Completes the output. An empty completion becomes a message with an empty text. Returns the
+    /// frames that report the end.
     fn end_output(&mut self, head: &Head, end: &End) -> String {
         let mut frames = String::new();
         if self.output.is_empty() && self.open.is_none() {
@@ -332,8 +340,8 @@ impl Writer {
         frames
     }
 
-    /// Returns the response so far. `error` is the error if the call failed.
-    fn response(&self, head: &Head, error: Option<Value>) -> Value {
+    /// Returns the JSON body of the response so far. `error` is the error if the call failed.
+    fn build_body(&self, head: &Head, error: Option<Value>) -> Value {
         let end = self.end.as_ref().filter(|_| error.is_none());
         let status = match (end, &error) {
             (_, Some(_)) => "failed",
@@ -343,7 +351,7 @@ impl Writer {
         };
         let details = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
         let mut body = json!({
-            "id": response_id(head),
+            "id": format_response_id(head),
             "object": "response",
             "created_at": head.created,
             "status": status,
@@ -352,7 +360,7 @@ impl Writer {
             "incomplete_details": details,
             "model": head.model,
             "output": self.output,
-            "usage": end.map(usage),
+            "usage": end.map(build_usage),
         });
         if let Value::Object(body) = &mut body {
             body.extend(self.received.echo.clone());
@@ -360,9 +368,10 @@ impl Writer {
         body
     }
 
-    /// Returns the complete response, and stores it if the request permits storage.
+    /// Returns the JSON body of the complete response. Stores the response if the request permits
+    /// storage.
     fn finish_response(&mut self, head: &Head) -> Value {
-        let body = self.response(head, None);
+        let body = self.build_body(head, None);
         if let Some(end) = self.end.as_ref().filter(|_| self.received.store) {
             let remembered = StoredResponse {
                 previous: self.received.previous.clone(),
@@ -371,7 +380,7 @@ impl Writer {
                 message: end.message.clone(),
                 body: body.clone(),
             };
-            self.memory.put(&response_id(head), remembered);
+            self.memory.put(&format_response_id(head), remembered);
         }
         body
     }
@@ -392,28 +401,29 @@ fn assign_ids(items: &[Value], head: &Head) -> Vec<Value> {
         .collect()
 }
 
-fn response_id(head: &Head) -> String {
+fn format_response_id(head: &Head) -> String {
     format!("resp_{}", head.id)
 }
 
-fn output_text(text: &str, logprobs: &[Value]) -> Value {
+fn build_output_text(text: &str, logprobs: &[Value]) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs })
 }
 
-fn reasoning_text(text: &str) -> Value {
+fn build_reasoning_text(text: &str) -> Value {
     json!({ "type": "reasoning_text", "text": text })
 }
 
-fn summary_text(text: &str) -> Value {
+fn build_summary_text(text: &str) -> Value {
     json!({ "type": "summary_text", "text": text })
 }
 
-/// Returns whether a completion ended before the model stopped: it was truncated or aborted.
+/// Returns whether a completion ended before the model stopped: because it was truncated or
+/// aborted.
 fn is_incomplete(end: &End) -> bool {
     !matches!(end.finish, FinishReason::StopId | FinishReason::StopString)
 }
 
-fn usage(end: &End) -> Value {
+fn build_usage(end: &End) -> Value {
     let prompt = end.prompt_tokens;
     json!({
         "input_tokens": prompt,
@@ -424,7 +434,7 @@ fn usage(end: &End) -> Value {
     })
 }
 
-impl Dialect for Writer {
+impl ApiDialect for ResponsesWriter {
     fn error_body(&self, found: &ApiError) -> Value {
         error_body(found)
     }
@@ -438,7 +448,7 @@ impl Dialect for Writer {
                 if matches!(delta, CompletionDelta::Speech(_)) {
                     item_text -= 1;
                     let count = if item_text == 0 { tokens.len() } else { 1 };
-                    tokens.by_ref().take(count).for_each(|tokens| self.note(tokens));
+                    tokens.by_ref().take(count).for_each(|tokens| self.add_logprobs(tokens));
                 }
                 self.delta_frames(head, delta);
             }
@@ -448,18 +458,18 @@ impl Dialect for Writer {
     }
 
     fn start_frames(&mut self, head: &Head) -> String {
-        let response = self.response(head, None);
+        let response = self.build_body(head, None);
         let kinds = ["response.created", "response.in_progress"];
         kinds.map(|kind| self.event_frame(kind, json!({ "response": response }))).concat()
     }
 
-    fn event(&mut self, head: &Head, event: &Event) -> String {
+    fn event_frames(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
             Event::Delta { deltas, tokens, .. } => {
                 self.message.add(deltas, tokens);
                 for tokens in self.message.take() {
-                    self.note(&tokens);
+                    self.add_logprobs(&tokens);
                 }
                 deltas.iter().map(|delta| self.delta_frames(head, delta)).collect()
             }
@@ -468,7 +478,7 @@ impl Dialect for Writer {
                 let sent = error_body(found);
                 let code = sent["error"]["code"].as_str().unwrap_or("server_error");
                 let error = json!({ "code": code, "message": found.message });
-                let response = self.response(head, Some(error));
+                let response = self.build_body(head, Some(error));
                 self.event_frame("response.failed", json!({ "response": response }))
             }
             Event::Done => {

@@ -13,57 +13,59 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::error::ExternalError;
-use super::limits::jittered;
+use super::limits::add_jitter;
 
-/// Initial wait after a server has rejected a call as busy. Doubles with each further rejection.
+/// Pause after a server has rejected a call as busy for the first time. Doubles with each further
+/// rejection.
 const INITIAL_WAIT: Duration = Duration::from_millis(500);
-/// Maximum wait, unless the server requests a longer one.
+/// Maximum pause after a server has rejected calls as busy, unless the server requests a longer
+/// pause.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Initial time after a failure in which a server ranks behind other servers. Doubles with each
-/// failure.
+/// Time after a server's first failure during which other servers are preferred. Doubles with each
+/// further failure.
 const INITIAL_AVOIDANCE: Duration = Duration::from_secs(5);
-/// Maximum time after a failure in which a server ranks behind other servers.
+/// Maximum time after a server's failure during which other servers are preferred.
 const MAX_AVOIDANCE: Duration = Duration::from_secs(300);
 
 /// A server of an OpenAI-compatible chat API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Endpoint {
-    /// Base URL of the server, with or without `/v1`.
+    /// Base URL of the server. It can end with `/v1`, but need not.
     pub base_url: String,
     /// Name under which the server serves the model.
     pub model: String,
-    /// Environment variable that holds the key. `None` sends no key.
+    /// Environment variable that contains the API key. If `None`, no key is sent.
     #[serde(default)]
     pub key_env: Option<String>,
 }
 
-/// An API key, which `Debug` hides.
+/// An API key, which `Debug` output hides.
 #[derive(Clone)]
-struct Key(HeaderValue, String);
+struct ApiKey(HeaderValue, String);
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[key]")
     }
 }
 
-/// An endpoint with its key and state.
+/// A chat API server with its API key and its state, such as its pause and its calls in flight.
 #[derive(Debug)]
-pub(crate) struct Server {
-    /// Address as the user wrote it, for messages.
+pub(crate) struct EndpointServer {
+    /// Address of the server as the user wrote it, for errors and logs.
     pub name: String,
     pub model: String,
     pub uri: Uri,
     key_env: Option<String>,
-    key: Option<Key>,
-    rest: Mutex<Rest>,
-    /// Number of calls in flight.
+    key: Option<ApiKey>,
+    rest: Mutex<EndpointPauses>,
+    /// Number of calls in flight on the server.
     running: Arc<AtomicUsize>,
 }
 
-/// Guard of a call in flight, which the server's count includes until it is dropped.
+/// Guard of a call in flight. The server counts the call until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct ResponseGuard(Arc<AtomicUsize>);
 
@@ -73,37 +75,39 @@ impl Drop for ResponseGuard {
     }
 }
 
-/// Pauses of a server: after it rejected calls, it is not called for a while; after it failed, it
-/// ranks behind other servers.
+/// Pauses of a server. After the server rejected calls as busy, it is not called for a while. After
+/// it failed, other servers are preferred for a while.
 #[derive(Debug, Default)]
-struct Rest {
+struct EndpointPauses {
     in_a_row: u32,
     until: Option<Instant>,
-    /// The last failure, in words.
+    /// Message of the last failure. `None` if no call failed since the last response.
     cause: Option<String>,
-    /// Consecutive failures. Failures within one pause count once.
+    /// Number of consecutive failures. Failures within one pause count once.
     failures: u32,
     avoided_until: Option<Instant>,
 }
 
-/// Parses an `http://` or `https://` address. Rejects addresses with user name or password.
+/// Parses an address that starts with `http://` or `https://`. Rejects addresses with a user name
+/// or a password.
 pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     let schemes = ["https://", "http://"];
     if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
-        return Err("must begin with https:// or http:// and name a host".into());
+        return Err("the address must begin with https:// or http:// and name a host".into());
     }
-    let uri: Uri = address.parse().map_err(|error| format!("is not an address ({error})"))?;
+    let uri: Uri =
+        address.parse().map_err(|error| format!("the address cannot be parsed: {error}"))?;
     match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => Err(
-            "contains a user name or a password; put the key into an environment variable, and \
-             name it in key_env"
-                .into(),
-        ),
+        Some(authority) if authority.as_str().contains('@') => {
+            Err("the address contains a user name or a password; put the key into an environment \
+             variable, and name it in key_env"
+                .into())
+        }
         _ => Ok(uri),
     }
 }
 
-/// Returns the chat completions URL of a server.
+/// Returns the URL of the chat completions route of a server with the base URL `base`.
 fn chat_uri(base: &str) -> Result<Uri, String> {
     let (address, query) =
         base.split_once('?').map_or((base, None), |(address, query)| (address, Some(query)));
@@ -122,8 +126,9 @@ fn chat_uri(base: &str) -> Result<Uri, String> {
     plain_uri(&format!("{address}{rest}{query}"))
 }
 
-impl Server {
-    /// Creates a server from an endpoint. `variable` reads its key from the environment.
+impl EndpointServer {
+    /// Creates the state of an endpoint. `variable` reads an environment variable, from which the
+    /// API key is taken.
     ///
     /// # Errors
     /// Returns an error if the address is invalid or the key is missing.
@@ -133,30 +138,34 @@ impl Server {
     ) -> Result<Self, ExternalError> {
         // An invalid address may contain a password, so the message names only its model.
         let uri = chat_uri(endpoint.base_url.trim()).map_err(|why| {
-            ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model))
+            ExternalError::Invalid(format!(
+                "the base_url of model {:?} is invalid: {why}",
+                endpoint.model
+            ))
         })?;
-        let server = Self::at(uri, endpoint.key_env.as_ref(), variable)?;
+        let server = Self::at_uri(uri, endpoint.key_env.as_ref(), variable)?;
         if endpoint.model.is_empty() {
             let name = server.name;
             return Err(ExternalError::Invalid(format!(
-                "{name} has no model; name one of its models"
+                "the endpoint {name} has no model; set model to one of its models"
             )));
         }
-        Ok(Server { model: endpoint.model.clone(), ..server })
+        Ok(EndpointServer { model: endpoint.model.clone(), ..server })
     }
 
-    /// Creates a server of any API at `uri`, with its key.
+    /// Creates the state of a server at `uri`, whatever its API. `variable` reads an environment
+    /// variable, from which the API key is taken.
     ///
     /// # Errors
     /// Returns an error if the key is missing.
-    pub fn at(
+    pub fn at_uri(
         uri: Uri,
         key_env: Option<&String>,
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,
     ) -> Result<Self, ExternalError> {
         let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
         let name = format!("{}://{authority}{}", uri.scheme_str().unwrap_or_default(), uri.path());
-        let key = |name: &String| -> Result<Key, String> {
+        let key = |name: &String| -> Result<ApiKey, String> {
             let key = variable(name).map_err(|error| match error {
                 std::env::VarError::NotPresent => "not set".to_owned(),
                 std::env::VarError::NotUnicode(_) => "not UTF-8".to_owned(),
@@ -165,7 +174,7 @@ impl Server {
             let header = HeaderValue::from_str(&format!("Bearer {key}"));
             let mut header = header.map_err(|_| "not a valid header value".to_owned())?;
             header.set_sensitive(true);
-            if key.is_empty() { Err("empty".into()) } else { Ok(Key(header, key)) }
+            if key.is_empty() { Err("empty".into()) } else { Ok(ApiKey(header, key)) }
         };
         let key = key_env.map(|variable| {
             key(variable).map_err(|found| ExternalError::NoKey {
@@ -174,7 +183,7 @@ impl Server {
                 found,
             })
         });
-        Ok(Server {
+        Ok(EndpointServer {
             name,
             uri,
             model: String::new(),
@@ -197,17 +206,17 @@ impl Server {
         let why = match with_timeout(timeout, TcpStream::connect((host, port))).await {
             Some(Ok(_)) => return Ok(()),
             Some(Err(error)) => error.to_string(),
-            None => format!("no connection within {timeout:?}"),
+            None => format!("the server accepted no connection within {timeout:?}"),
         };
         Err(ExternalError::Connect { endpoint: self.name.clone(), why })
     }
 
-    /// Returns the `Authorization` header.
+    /// Returns the value of the `Authorization` header, or `None` if the server has no key.
     pub fn authorization(&self) -> Option<HeaderValue> {
-        self.key.as_ref().map(|Key(header, _)| header.clone())
+        self.key.as_ref().map(|ApiKey(header, _)| header.clone())
     }
 
-    /// Returns where to correct the key, for messages.
+    /// Returns a hint that names the place where the user can correct the API key, for errors.
     pub fn key_hint(&self) -> String {
         match &self.key_env {
             Some(variable) => format!("check the environment variable {variable}"),
@@ -215,70 +224,71 @@ impl Server {
         }
     }
 
-    /// Replaces the key in a text.
+    /// Replaces the API key in a text by `[key]`.
     pub fn without_key(&self, text: &str) -> String {
         match &self.key {
-            Some(Key(_, key)) => text.replace(key.as_str(), "[key]"),
+            Some(ApiKey(_, key)) => text.replace(key.as_str(), "[key]"),
             None => text.to_owned(),
         }
     }
 
-    fn rest(&self) -> MutexGuard<'_, Rest> {
+    fn lock_pauses(&self) -> MutexGuard<'_, EndpointPauses> {
         self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the remaining time in which the server must not be called.
-    pub fn rests_for(&self) -> Duration {
-        self.rest()
+    /// Returns the remaining duration of the server's pause, during which it must not be called.
+    pub fn remaining_pause(&self) -> Duration {
+        self.lock_pauses()
             .until
             .map(|until| until.saturating_duration_since(Instant::now()))
             .unwrap_or_default()
     }
 
-    /// Records why a call failed. A wait that timed out is no cause, nor is a wrong request.
+    /// Records the error of a failed call as the cause of the server's pause. Timeouts and errors
+    /// of the request itself are not recorded.
     pub fn note_cause(&self, error: &ExternalError) {
-        if !matches!(error, ExternalError::Deadline { .. }) && !error.is_of_request() {
-            self.rest().cause = Some(error.to_string());
+        if !matches!(error, ExternalError::Deadline { .. }) && !error.is_request_error() {
+            self.lock_pauses().cause = Some(error.to_string());
         }
     }
 
-    /// Returns the last failure as the end of a sentence, or an empty text if no call failed since
-    /// the last response.
-    pub fn cause(&self) -> String {
-        let rest = self.rest();
+    /// Returns the last failure of the server as the end of a sentence, or an empty text if no call
+    /// failed since the last response.
+    pub fn describe_last_failure(&self) -> String {
+        let rest = self.lock_pauses();
         rest.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
     }
 
-    /// Returns what a call waits for during a pause, for messages.
+    /// Returns a text that names the server's pause as the event that a call waits for.
     pub fn pause_text(&self) -> String {
-        format!("the pause of {} to end{}", self.name, self.cause())
+        format!("the pause of {} to end{}", self.name, self.describe_last_failure())
     }
 
-    /// Returns the number of calls in flight.
-    pub fn running(&self) -> usize {
+    /// Returns the number of calls in flight on the server.
+    pub fn num_running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Counts a call in flight, until the returned guard is dropped.
+    /// Counts a call as in flight until the returned guard is dropped.
     pub fn start_response(&self) -> ResponseGuard {
         self.running.fetch_add(1, Ordering::Relaxed);
         ResponseGuard(Arc::clone(&self.running))
     }
 
-    /// Records that the server rejected a call as busy, with the pause that it requested. Returns
-    /// the resulting pause.
+    /// Records that the server rejected a call as busy. `retry_after` is the pause that the server
+    /// requested, if any. Returns the resulting pause, which is at least as long.
     pub fn note_rejection(&self, retry_after: Option<Duration>) -> Duration {
-        let mut rest = self.rest();
+        let mut rest = self.lock_pauses();
         let wait = INITIAL_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(MAX_WAIT);
-        let wait = retry_after.unwrap_or_default().max(jittered(wait));
+        let wait = retry_after.unwrap_or_default().max(add_jitter(wait));
         rest.in_a_row += 1;
         rest.until = Some(rest.until.unwrap_or_else(Instant::now).max(Instant::now() + wait));
         wait
     }
 
-    /// Records a failure, after which the server ranks behind other servers for a while.
-    pub fn failed(&self) {
-        let mut rest = self.rest();
+    /// Records a failure of the server, after which other servers are preferred for a while.
+    pub fn record_failure(&self) {
+        let mut rest = self.lock_pauses();
         let now = Instant::now();
         // Failures during one pause count once.
         if rest.avoided_until.is_none_or(|until| until <= now) {
@@ -289,21 +299,22 @@ impl Server {
         }
     }
 
-    /// Returns the rank of the server; the lowest is called first. Servers without a pause come
-    /// first, then those that have not failed recently, then those with the fewest calls. A server
-    /// that has not responded since it failed gets one call at a time.
+    /// Returns the rank of the server; the server with the lowest rank is called first. Servers
+    /// without a pause come first, then servers that have not failed recently, then servers with
+    /// few calls in flight. A server that has not responded since it failed gets one call at a
+    /// time.
     pub fn rank(&self) -> (Duration, bool, usize) {
-        let rests_for = self.rests_for();
-        let running = self.running();
-        let rest = self.rest();
+        let rests_for = self.remaining_pause();
+        let running = self.num_running();
+        let rest = self.lock_pauses();
         let is_avoided = rest.avoided_until.is_some_and(|until| until > Instant::now());
         let is_tried = running > 0 && (rest.failures > 0 || rest.in_a_row > 0);
         (rests_for, is_avoided || is_tried, running)
     }
 
-    /// Records a response, which clears pauses and failures.
+    /// Records that the server responded, which ends its pause and resets its failures.
     pub fn note_success(&self) {
-        *self.rest() = Rest::default();
+        *self.lock_pauses() = EndpointPauses::default();
     }
 }
 
@@ -333,8 +344,8 @@ mod tests {
             ("api.x.com/v1", "must begin with https://"),
             ("ftp://x.com", "must begin with https://"),
             ("https://", "must begin with https://"),
-            ("https:///v1", "is not an address"),
-            ("https://a b/v1", "is not an address"),
+            ("https:///v1", "the address cannot be parsed"),
+            ("https://a b/v1", "the address cannot be parsed"),
             ("https://me:secret@x.com/v1", "contains a user name or a password"),
         ] {
             let error = chat_uri(base).unwrap_err();
@@ -350,7 +361,7 @@ mod tests {
             key_env: Some("X_KEY".into()),
         };
         let server = |value: Result<&str, VarError>| {
-            Server::new(&endpoint, |name| {
+            EndpointServer::new(&endpoint, |name| {
                 assert_eq!(name, "X_KEY");
                 value.clone().map(str::to_owned)
             })
@@ -372,8 +383,10 @@ mod tests {
             assert!(error.contains(why) && !error.contains("secret"), "{error}");
         }
         assert!(
-            Server::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok("k".into()))
-                .is_err()
+            EndpointServer::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok(
+                "k".into()
+            ))
+            .is_err()
         );
     }
 
@@ -381,19 +394,19 @@ mod tests {
     async fn pauses_double_with_consecutive_rejections() {
         let endpoint =
             Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: None };
-        let server = Server::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
-        assert_eq!(server.rests_for(), Duration::ZERO);
+        let server = EndpointServer::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
+        assert_eq!(server.remaining_pause(), Duration::ZERO);
         for doubled in 0..10 {
             let max_wait = (0.5 * f64::from(1 << doubled)).min(60.0);
             let wait = server.note_rejection(None).as_secs_f64();
             assert!((max_wait / 2.0..=max_wait).contains(&wait), "{wait}");
         }
         server.note_success();
-        assert_eq!(server.rests_for(), Duration::ZERO);
+        assert_eq!(server.remaining_pause(), Duration::ZERO);
         // A server that has failed can be called, after other servers.
         for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
-            server.failed();
-            server.failed();
+            server.record_failure();
+            server.record_failure();
             assert_eq!(server.rank(), (Duration::ZERO, true, 0));
             tokio::time::advance(Duration::from_secs(pause) - Duration::from_millis(1)).await;
             assert!(server.rank().1, "{pause}");
@@ -407,6 +420,6 @@ mod tests {
         drop(call);
         assert_eq!(server.note_rejection(Some(Duration::from_secs(90))), Duration::from_secs(90));
         server.note_rejection(None);
-        assert_eq!(server.rests_for(), Duration::from_secs(90), "the longer wait counts");
+        assert_eq!(server.remaining_pause(), Duration::from_secs(90), "the longer wait counts");
     }
 }

@@ -4,131 +4,132 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Errors of external policies and services. In JSON, `code` is the [code](ExternalError::code) and
-/// `about` the fields. Keys are removed from server messages, so no error contains one.
+/// Error of a third-party chat API or an HTTP service. In JSON, `code` is the
+/// [code](ExternalError::code) and `about` the fields. API keys are removed from server messages,
+/// so no error contains a key.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "code", content = "about", rename_all = "snake_case")]
 pub enum ExternalError {
-    /// Invalid options, or an invalid request.
+    /// The options or the request are invalid. Contains the message.
     #[error("{0}")]
     Invalid(String),
-    /// The environment variable of a key is missing or invalid.
+    /// The environment variable that must contain an API key is missing or invalid.
     #[error(
         "the environment variable {variable} must contain the key of {endpoint}, but it is {found}"
     )]
     NoKey {
-        /// Name of the variable.
+        /// Name of the environment variable.
         variable: String,
         /// Address of the server that the key is for.
         endpoint: String,
-        /// State of the variable.
+        /// State of the variable as text, such as "not set".
         found: String,
     },
-    /// The server does not accept the key or its account.
+    /// The server does not accept the API key, or the account that the key belongs to.
     #[error("{endpoint} does not accept the key (status {status}): {message}; {way_out}")]
     #[serde(rename = "unauthorised")]
     Unauthorized {
-        /// Address of the server.
+        /// Address of the server that rejected the key.
         endpoint: String,
         /// HTTP status of the response.
         status: u16,
-        /// Message of the server.
+        /// Error message of the server.
         message: String,
-        /// Where to correct the key.
+        /// Hint that names the place where the user can correct the key.
         way_out: String,
     },
-    /// The server rejected the request, and will reject it again.
+    /// The server rejected the request, and would reject it again.
     #[error("{endpoint} rejected the request with status {status}: {message}")]
     #[serde(rename = "refused")]
     Rejected {
-        /// Address of the server.
+        /// Address of the server that rejected the request.
         endpoint: String,
         /// HTTP status of the response.
         status: u16,
-        /// Message of the server.
+        /// Error message of the server.
         message: String,
     },
     /// The server is overloaded, or the client exceeded a rate limit.
     #[error("{endpoint} is busy (status {status}): {message}; try again in {retry_after} s")]
     Busy {
-        /// Address of the server.
+        /// Address of the busy server.
         endpoint: String,
         /// HTTP status of the response.
         status: u16,
-        /// Message of the server.
+        /// Error message of the server.
         message: String,
         /// Seconds to wait before a retry: at least the time that the server requested, if any.
         retry_after: u64,
     },
-    /// The server failed on the request.
+    /// The server failed while it processed the request.
     #[error("{endpoint} failed with status {status}: {message}")]
     Failed {
-        /// Address of the server.
+        /// Address of the server that failed.
         endpoint: String,
         /// HTTP status of the response.
         status: u16,
-        /// Message of the server.
+        /// Error message of the server.
         message: String,
     },
     /// The server is unreachable.
     #[error("cannot connect to {endpoint}: {why}")]
     Connect {
-        /// Address of the server.
+        /// Address of the unreachable server.
         endpoint: String,
-        /// Reason of the failure.
+        /// Reason why the connection failed.
         why: String,
     },
-    /// The response ended too early.
+    /// The response ended before it was complete.
     #[error("the response of {endpoint} broke off after {bytes} bytes: {why}")]
     Broken {
-        /// Address of the server.
+        /// Address of the server that sent the response.
         endpoint: String,
-        /// Number of bytes of the response that arrived.
+        /// Number of bytes of the response that had arrived.
         bytes: usize,
-        /// Reason of the failure.
+        /// Reason why the response ended.
         why: String,
     },
     /// The response does not have the expected format.
     #[error("the response of {endpoint} cannot be used: {why}")]
     Protocol {
-        /// Address of the server.
+        /// Address of the server that sent the response.
         endpoint: String,
-        /// The first problem found.
+        /// Description of the first problem in the response.
         why: String,
     },
     /// The response exceeds its maximum size.
     #[error("{what} of {endpoint} has more than {max} bytes; raise `{option}` to read it")]
     TooLarge {
-        /// Address of the server.
+        /// Address of the server that sent the response.
         endpoint: String,
-        /// Part of the response that is too large.
+        /// Name of the part of the response that is too large.
         what: String,
-        /// Maximum size, in bytes.
+        /// Maximum size of this part, in bytes.
         max: usize,
-        /// Name of the option that sets the maximum.
+        /// Name of the option that sets the maximum size.
         option: String,
     },
-    /// All endpoints failed on the call.
+    /// All endpoints failed on the same call.
     #[error("no endpoint responded: \
              {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     All {
-        /// Last failure of each endpoint.
+        /// Last failure of each endpoint that was called.
         failures: Vec<ExternalError>,
     },
     /// An operation timed out.
     #[error("waited {waited:?} for {what} ({endpoint})")]
     Deadline {
-        /// Addresses of the servers that were, or would have been, called.
+        /// Addresses of the servers that were called, or that would have been called next.
         endpoint: String,
-        /// Duration of the wait.
+        /// Duration of the wait that timed out.
         waited: Duration,
-        /// Operation that was waited for.
+        /// Description of the operation that was waited for.
         what: String,
     },
 }
 
 impl ExternalError {
-    /// Returns the kind of the error as a stable code for programs.
+    /// Returns the kind of the error as a code that stays the same across releases.
     pub fn code(&self) -> &'static str {
         match self {
             ExternalError::Invalid(_) => "invalid",
@@ -146,8 +147,8 @@ impl ExternalError {
         }
     }
 
-    /// Returns the failure of each endpoint, or the error itself if it is not
-    /// [`ExternalError::All`].
+    /// Returns the failures of the endpoints. An error other than [`ExternalError::All`] is its own
+    /// only failure.
     pub fn failures(&self) -> &[ExternalError] {
         match self {
             ExternalError::All { failures } => failures,
@@ -155,9 +156,9 @@ impl ExternalError {
         }
     }
 
-    /// Returns whether the request is at fault, so that the error does not count against the
-    /// endpoint.
-    pub(crate) fn is_of_request(&self) -> bool {
+    /// Returns whether the request is the cause of the error. Such an error does not count against
+    /// the server.
+    pub(crate) fn is_request_error(&self) -> bool {
         match self {
             ExternalError::Rejected { status, .. } => matches!(status, 400 | 413 | 414 | 422),
             ExternalError::Invalid(_) => true,
@@ -165,7 +166,7 @@ impl ExternalError {
         }
     }
 
-    /// Returns whether the same call may succeed later without a change by the caller.
+    /// Returns whether the same call may succeed later although the caller changes nothing.
     pub fn may_pass(&self) -> bool {
         match self {
             ExternalError::Busy { .. }
@@ -183,9 +184,9 @@ impl ExternalError {
         }
     }
 
-    /// Returns whether the call can be retried at once without a repeated effect: it was rejected
-    /// as busy, never arrived, or no byte of the response came.
-    pub(crate) fn repeats_nothing(&self) -> bool {
+    /// Returns whether the call can safely be retried immediately, because the server cannot have
+    /// executed it: the server rejected it as busy, was unreachable, or sent no byte of a response.
+    pub(crate) fn is_safe_to_retry(&self) -> bool {
         match self {
             ExternalError::Busy { .. } | ExternalError::Connect { .. } => true,
             ExternalError::Broken { bytes, .. } => *bytes == 0,
@@ -284,7 +285,7 @@ mod tests {
                 true,
             ),
         ];
-        let of_request = errors.iter().filter(|(error, _)| error.is_of_request());
+        let of_request = errors.iter().filter(|(error, _)| error.is_request_error());
         assert_eq!(
             of_request.map(|(error, _)| error.code()).collect::<Vec<_>>(),
             ["invalid", "refused"]
@@ -294,7 +295,7 @@ mod tests {
             assert_eq!(json["code"], error.code());
             assert_eq!(serde_json::from_value::<ExternalError>(json).unwrap(), error);
             assert_eq!(error.may_pass(), may_pass, "{error}");
-            assert!(!error.repeats_nothing() || error.may_pass());
+            assert!(!error.is_safe_to_retry() || error.may_pass());
         }
     }
 

@@ -220,7 +220,7 @@ async fn busy_or_unreachable_endpoints_are_skipped() {
 }
 
 #[tokio::test]
-async fn calls_use_server_with_fewest_calls() {
+async fn calls_use_endpoint_with_fewest_calls() {
     let hangs = || vec![Step::Hang];
     let one = TestServer::new(vec![hangs()]).await;
     let other = TestServer::new(vec![hangs()]).await;
@@ -242,7 +242,10 @@ async fn calls_use_server_with_fewest_calls() {
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
     }
-    assert_eq!(policy.0.servers.iter().map(|server| server.running()).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(
+        policy.0.servers.iter().map(|server| server.num_running()).collect::<Vec<_>>(),
+        [1, 1]
+    );
     calls.into_iter().for_each(|call| call.abort());
 }
 

@@ -232,17 +232,17 @@ async fn each_retry_counts_toward_request_limit() {
 }
 
 /// Creates servers that do not exist, and a state in which each was called once.
-fn called_servers(names: &[&str]) -> (Vec<Server>, FailoverState) {
+fn called_servers(names: &[&str]) -> (Vec<EndpointServer>, FailoverState) {
     let servers = names
         .iter()
         .map(|name| {
             let endpoint =
                 Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
-            Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
+            EndpointServer::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
         })
         .collect::<Vec<_>>();
     let mut state = FailoverState::new(names.len());
-    (0..names.len()).for_each(|number| state.request_count(number));
+    (0..names.len()).for_each(|number| state.record_request(number));
     (servers, state)
 }
 
@@ -280,7 +280,7 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
     ] {
         let (servers, mut state) = called_servers(&["a"]);
         let what = error.to_string();
-        state.failed(&servers, 0, error);
+        state.record_failure(&servers, 0, error);
         let (rests_for, has_failed, _) = servers[0].rank();
         assert_eq!((!rests_for.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
     }
@@ -297,13 +297,13 @@ fn deadline_error(endpoint: String) -> ExternalError {
 #[tokio::test]
 async fn error_names_uncalled_endpoint_and_its_pause() {
     let (servers, mut state) = called_servers(&["a", "b"]);
-    state.failed(
+    state.record_failure(
         &servers,
         0,
         ExternalError::Protocol { endpoint: servers[0].name.clone(), why: "no choice".into() },
     );
     servers[1].note_rejection(Some(Duration::from_secs(90)));
-    let error = state.error(&servers, Duration::from_secs(7));
+    let error = state.into_error(&servers, Duration::from_secs(7));
     assert_eq!(error.failures().len(), 2);
     let text = error.to_string();
     assert!(
@@ -316,19 +316,23 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
 async fn pause_of_uncalled_endpoint_is_reported_with_its_cause() {
     let (servers, mut state) = called_servers(&["a"]);
     let endpoint = servers[0].name.clone();
-    state.failed(&servers, 0, ExternalError::Connect { endpoint, why: "refused".into() });
+    state.record_failure(&servers, 0, ExternalError::Connect { endpoint, why: "refused".into() });
     // A wait is no cause, so the earlier failure stays the cause.
     let waited = Duration::from_secs(1);
     let what = servers[0].pause_text();
     assert!(what.contains("to end, after a failure: cannot connect to http://a"), "{what}");
-    state.failed(&servers, 0, ExternalError::Deadline { endpoint: "x".into(), waited, what });
+    state.record_failure(
+        &servers,
+        0,
+        ExternalError::Deadline { endpoint: "x".into(), waited, what },
+    );
     // Another call finds the endpoint in its pause.
-    let text = FailoverState::new(1).error(&servers, Duration::from_secs(7)).to_string();
+    let text = FailoverState::new(1).into_error(&servers, Duration::from_secs(7)).to_string();
     assert!(text.contains("called again, in"), "{text}");
     assert_eq!(text.matches("after a failure").count(), 1, "{text}");
     assert!(text.contains("cannot connect to http://a") && text.contains("refused"), "{text}");
     servers[0].note_success();
-    assert_eq!(servers[0].cause(), "");
+    assert_eq!(servers[0].describe_last_failure(), "");
 }
 
 #[tokio::test]
@@ -377,7 +381,7 @@ fn rejection() -> Vec<Step> {
 }
 
 #[tokio::test]
-async fn slow_endpoint_wins_if_next_one_fails() {
+async fn slow_endpoint_completes_call_if_next_endpoint_fails() {
     let slow = [
         vec![Step::Wait(Duration::from_millis(1500))],
         json_response("200 OK", "", &completion("5")),

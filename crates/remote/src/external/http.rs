@@ -13,54 +13,56 @@ use hyper::{Method, Request, Response, StatusCode};
 use levade_http::{Client, Hosts, HttpError, causes};
 use serde_json::Value;
 
-use super::endpoint::Server;
+use super::endpoint::EndpointServer;
 use super::error::ExternalError;
-use super::waits::Waits;
+use super::waits::CallDeadline;
 
-/// Maximum number of bytes read from an error response.
+/// Maximum number of bytes that are read from an error response.
 pub(crate) const MAX_ERROR_BYTES: usize = 64 * 1024;
-/// Maximum number of characters of server text in an error.
+/// Maximum number of characters of a server's message that an error contains.
 const MAX_SHOWN_CHARS: usize = 400;
 
 /// HTTP client with pooled connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Http(Client);
+pub(crate) struct EndpointHttp(Client);
 
-/// A response with status 200.
+/// Body of a response with status 200, read piece by piece.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     body: Incoming,
     endpoint: String,
-    /// Number of bytes that have arrived.
+    /// Number of bytes of the body that have arrived.
     bytes: usize,
     max: usize,
-    /// Whether the body is a stream of events instead of one JSON value.
+    /// Whether the body is a stream of server-sent events. Otherwise it is one JSON value.
     pub is_stream: bool,
 }
 
-impl Http {
-    /// Creates a client that trusts Mozilla's root certificates, and those of a PEM file. It
-    /// connects to any host, because the user chooses the endpoints.
+impl EndpointHttp {
+    /// Creates an HTTP client that trusts Mozilla's root certificates and the certificates in the
+    /// PEM file `more_roots`. It connects to any host, because the user chooses the endpoints.
     ///
     /// # Errors
-    /// Returns [`ExternalError::Invalid`] if the file cannot be read or has no certificate, or TLS
-    /// cannot be set up.
+    /// Returns [`ExternalError::Invalid`] if the file cannot be read or has no certificate, or if
+    /// TLS cannot be set up.
     pub fn new(more_roots: Option<&Path>) -> Result<Self, ExternalError> {
         let client = Client::new(Hosts::allow_all(), more_roots);
-        client.map(Http).map_err(|error| ExternalError::Invalid(error.to_string()))
+        client.map(EndpointHttp).map_err(|error| ExternalError::Invalid(error.to_string()))
     }
 
-    /// Posts JSON. Returns the response after its head if the status is 200.
+    /// Posts a JSON body to a server. Returns once the response's headers have arrived, if its
+    /// status is 200. `max` is the maximum size of the response, in bytes.
     ///
     /// # Errors
-    /// Returns the error of the status, with the server's message. Returns an error if the server
-    /// is unreachable, the deadline passes, or the response is neither events nor JSON.
+    /// Returns the error that corresponds to the status, with the server's message. Returns an
+    /// error if the server is unreachable, the deadline passes, or the response is neither an event
+    /// stream nor JSON.
     pub async fn post(
         &self,
-        server: &Server,
+        server: &EndpointServer,
         body: Bytes,
         max: usize,
-        waits: &mut Waits,
+        waits: &mut CallDeadline,
     ) -> Result<ResponseBody, ExternalError> {
         let request = Request::builder()
             .method(Method::POST)
@@ -108,7 +110,7 @@ impl Http {
         let shown = response_body
             .collect(waits)
             .await
-            .map(|bytes| shown(server, &bytes))
+            .map(|bytes| to_excerpt(server, &bytes))
             .unwrap_or_default();
         Err(ExternalError::Protocol {
             endpoint: response_body.endpoint,
@@ -121,15 +123,15 @@ impl Http {
 }
 
 impl ResponseBody {
-    /// Returns the next bytes, never an empty slice, or `None` at the end.
+    /// Returns the next bytes of the body, never an empty slice, or `None` at the end.
     ///
     /// # Errors
     /// Returns an error if the response breaks off, exceeds its maximum size, or does not continue
     /// within `silence` and the deadline.
-    pub async fn next(
+    pub async fn next_bytes(
         &mut self,
         silence: Duration,
-        waits: &mut Waits,
+        waits: &mut CallDeadline,
     ) -> Result<Option<Bytes>, ExternalError> {
         loop {
             let what = format!("more of a response after {} bytes", self.bytes);
@@ -159,26 +161,26 @@ impl ResponseBody {
         }
     }
 
-    /// Returns the number of bytes that have arrived.
-    pub fn bytes(&self) -> usize {
+    /// Returns the number of bytes of the body that have arrived.
+    pub fn num_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Reads all remaining bytes.
+    /// Reads all remaining bytes of the body.
     ///
     /// # Errors
-    /// Returns the errors of [`next`](Self::next).
-    pub async fn collect(&mut self, waits: &mut Waits) -> Result<Vec<u8>, ExternalError> {
+    /// Returns the errors of [`next_bytes`](Self::next_bytes).
+    pub async fn collect(&mut self, waits: &mut CallDeadline) -> Result<Vec<u8>, ExternalError> {
         let mut all = Vec::new();
-        while let Some(data) = self.next(Duration::MAX, waits).await? {
+        while let Some(data) = self.next_bytes(Duration::MAX, waits).await? {
             all.extend_from_slice(&data);
         }
         Ok(all)
     }
 }
 
-/// Returns server text for an error: without the key, and truncated.
-fn shown(server: &Server, bytes: &[u8]) -> String {
+/// Returns bytes from a server as text for an error: truncated, and without the API key.
+fn to_excerpt(server: &EndpointServer, bytes: &[u8]) -> String {
     truncate(server.without_key(String::from_utf8_lossy(bytes).trim()))
 }
 
@@ -190,8 +192,9 @@ pub(crate) fn truncate(text: String) -> String {
     }
 }
 
-/// Extracts the message from an error response: `{"error": {"message"}}` and variants.
-pub(crate) fn message_of(value: &Value) -> Option<String> {
+/// Returns the message in the JSON of an error response, which is `{"error": {"message"}}` or a
+/// variant of this format.
+pub(crate) fn extract_message(value: &Value) -> Option<String> {
     let error = value.get("error").unwrap_or(value);
     let found = error.get("message").or_else(|| value.get("detail")).unwrap_or(error);
     match found {
@@ -201,8 +204,9 @@ pub(crate) fn message_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns the pause that the server requests in `Retry-After`, in seconds or as an HTTP date.
-fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
+/// Returns the pause that the server requests in the header `Retry-After`, in seconds or as an HTTP
+/// date. `None` if the header is absent or invalid.
+fn parse_retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
@@ -211,11 +215,11 @@ fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
     Some(until.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Converts a response with a status other than 200 to an error.
+/// Converts a response with a status other than 200 into an error.
 async fn response_error(
-    server: &Server,
+    server: &EndpointServer,
     response: Response<Incoming>,
-    waits: &mut Waits,
+    waits: &mut CallDeadline,
 ) -> ExternalError {
     let status = response.status();
     let headers = response.headers().clone();
@@ -231,8 +235,9 @@ async fn response_error(
     // The status is reported even if the body does not arrive.
     let text = response_body.collect(waits).await.unwrap_or_default();
     let parsed_message =
-        serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
-    let mut message = shown(server, parsed_message.as_deref().map_or(&text[..], str::as_bytes));
+        serde_json::from_slice::<Value>(&text).ok().and_then(|value| extract_message(&value));
+    let mut message =
+        to_excerpt(server, parsed_message.as_deref().map_or(&text[..], str::as_bytes));
     if message.is_empty() {
         message = status.canonical_reason().unwrap_or("no reason given").into();
     }
@@ -243,13 +248,15 @@ async fn response_error(
             ExternalError::Unauthorized { endpoint, status: code, message, way_out }
         }
         429 | 503 => {
-            let wait = server.note_rejection(retry_after(&headers));
+            let wait = server.note_rejection(parse_retry_after(&headers));
             let retry_after = wait.as_secs_f64().ceil().max(1.0) as u64;
             ExternalError::Busy { endpoint, status: code, message, retry_after }
         }
         300..=399 => {
-            let to =
-                headers.get(LOCATION).map(|to| shown(server, to.as_bytes())).unwrap_or_default();
+            let to = headers
+                .get(LOCATION)
+                .map(|to| to_excerpt(server, to.as_bytes()))
+                .unwrap_or_default();
             message = format!(
                 "it redirects to {to:?}, which is not followed; use that address if you trust it"
             );

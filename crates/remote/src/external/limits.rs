@@ -6,24 +6,27 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Token bucket that refills at a steady rate up to one minute's amount. An amount can be taken in
-/// advance at the price of a wait, so a call larger than the bucket waits for longer.
+/// Rate limit as a token bucket. It refills at a steady rate, up to the amount of one minute. A
+/// caller can take more than the bucket contains, and then waits until the bucket has refilled to
+/// 0.
 #[derive(Debug)]
-pub(crate) struct Bucket {
-    /// Capacity, and the amount that flows in per minute.
+pub(crate) struct RateLimit {
+    /// Capacity of the bucket, and the amount by which it refills per minute.
     per_minute: f64,
-    /// Contents at a time; below 0 if an amount was taken in advance.
+    /// Amount in the bucket at an instant. Below 0 if a caller has taken more than the bucket
+    /// contained.
     level: Mutex<(f64, Instant)>,
 }
 
-impl Bucket {
-    /// Creates a full bucket. Returns `None` if `per_minute` is 0, which disables the limit.
+impl RateLimit {
+    /// Creates a full bucket. Returns `None` if `per_minute` is 0, which disables the rate limit.
     pub fn new(per_minute: u64) -> Option<Self> {
         let level = Mutex::new((per_minute as f64, Instant::now()));
-        (per_minute > 0).then_some(Bucket { per_minute: per_minute as f64, level })
+        (per_minute > 0).then_some(RateLimit { per_minute: per_minute as f64, level })
     }
 
-    /// Takes an amount. Returns the wait until it is available.
+    /// Takes an amount from the bucket. Returns the duration that the caller must wait until the
+    /// amount is available.
     pub fn take(&self, amount: f64) -> Duration {
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -33,7 +36,7 @@ impl Bucket {
         Duration::from_secs_f64((-contents).max(0.0) * 60.0 / self.per_minute)
     }
 
-    /// Returns an unused amount to the bucket. A negative amount takes more.
+    /// Returns an unused amount to the bucket. A negative amount takes more from the bucket.
     pub fn give_back(&self, amount: f64) {
         self.take(-amount);
     }
@@ -41,7 +44,7 @@ impl Bucket {
 
 /// Shortens `wait` at random by up to a half, so that clients rejected at the same time do not
 /// return at the same time.
-pub(crate) fn jittered(wait: Duration) -> Duration {
+pub(crate) fn add_jitter(wait: Duration) -> Duration {
     // Seeds of hash maps are the only available random numbers that differ between processes.
     let random = RandomState::new().hash_one(0u8) as f64 / u64::MAX as f64;
     wait.mul_f64(1.0 - random / 2.0)
@@ -53,7 +56,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bucket_allows_burst_then_steady_rate() {
-        let bucket = Bucket::new(60).unwrap();
+        let bucket = RateLimit::new(60).unwrap();
         assert_eq!(bucket.take(60.0), Duration::ZERO);
         assert_eq!([bucket.take(1.0), bucket.take(1.0)], [1, 2].map(Duration::from_secs));
         tokio::time::advance(Duration::from_secs(2)).await;
@@ -62,13 +65,13 @@ mod tests {
         assert_eq!(bucket.take(0.0), Duration::from_secs(1));
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert_eq!((bucket.take(60.0), bucket.take(1.0)), (Duration::ZERO, Duration::from_secs(1)));
-        assert!(Bucket::new(0).is_none());
+        assert!(RateLimit::new(0).is_none());
     }
 
     #[test]
     fn jittered_wait_is_uniform_over_upper_half() {
         let waits: Vec<f64> =
-            (0..1000).map(|_| jittered(Duration::from_secs(2)).as_secs_f64()).collect();
+            (0..1000).map(|_| add_jitter(Duration::from_secs(2)).as_secs_f64()).collect();
         assert!(waits.iter().all(|wait| (1.0..=2.0).contains(wait)));
         let mean = waits.iter().sum::<f64>() / 1000.0;
         assert!((mean - 1.5).abs() < 0.1, "{mean}");

@@ -4,44 +4,44 @@ use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// A conversation that the model continues by one message.
+/// A conversation that the model continues with one assistant message.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatRequest {
-    /// Messages so far.
+    /// Messages of the conversation so far.
     pub messages: Vec<Message>,
     /// Tools that the model may call.
     pub tools: Vec<ToolSpec>,
-    /// Sampling parameters.
+    /// Sampling parameters of the completion.
     pub params: ChatParams,
 }
 
-/// Sampling parameters of a chat request. The server's default applies to absent values.
+/// Sampling parameters of a chat request. For absent parameters, the server uses its defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatParams {
-    /// Maximum number of new tokens.
+    /// Maximum number of tokens of the completion.
     pub max_tokens: Option<usize>,
     /// Sampling temperature, by which logits are divided.
     pub temperature: Option<f32>,
     /// Nucleus sampling: keeps the smallest set of tokens whose total probability reaches this
     /// value.
     pub top_p: Option<f32>,
-    /// Strings at which the completion ends.
+    /// Stop strings, at which the completion ends.
     pub stop: Vec<String>,
-    /// Seed, for servers that support one.
+    /// Random seed of the sampling, for servers that support seeds.
     pub seed: Option<u64>,
-    /// Further fields of the request, sent unchanged, such as `tool_choice`, `response_format` or
-    /// `reasoning_effort`. They override the fields above; a null removes a field.
+    /// Further request fields, such as `tool_choice`, `response_format` or `reasoning_effort`,
+    /// which are sent unchanged. They override the fields above. Null removes a field.
     pub extra: Map<String, Value>,
 }
 
-/// Estimated bytes per token, as in English text.
+/// Estimated number of bytes per token, as in English text.
 const BYTES_OF_A_TOKEN: u64 = 4;
 
 impl ChatRequest {
-    /// Builds the JSON body of the request to a model.
-    pub(crate) fn body(&self, model: &str, stream: bool) -> Value {
+    /// Builds the JSON body of the request for the model `model`.
+    pub(crate) fn to_body(&self, model: &str, stream: bool) -> Value {
         let params = &self.params;
         let mut body = Map::new();
         let mut set = |name: &str, value: Value| {
@@ -55,8 +55,8 @@ impl ChatRequest {
             set("tools", self.tools.iter().map(ToolSpec::to_openai).collect());
         }
         set("max_tokens", json!(params.max_tokens));
-        set("temperature", json!(params.temperature.map(shortest_decimal)));
-        set("top_p", json!(params.top_p.map(shortest_decimal)));
+        set("temperature", json!(params.temperature.map(to_shortest_decimal)));
+        set("top_p", json!(params.top_p.map(to_shortest_decimal)));
         if !params.stop.is_empty() {
             set("stop", json!(params.stop));
         }
@@ -74,15 +74,16 @@ impl ChatRequest {
         Value::Object(body)
     }
 
-    /// Estimates the tokens of the prompt and the completion, for rate limits, until the server
-    /// reports usage.
-    pub(crate) fn tokens(&self, body: &[u8]) -> u64 {
+    /// Estimates the number of prompt and completion tokens of a request, for rate limits. The
+    /// estimate is replaced when the server reports the token counts.
+    pub(crate) fn estimate_tokens(&self, body: &[u8]) -> u64 {
         body.len() as u64 / BYTES_OF_A_TOKEN + self.params.max_tokens.unwrap_or_default() as u64
     }
 }
 
-/// Returns the shortest decimal: 0.7, and not the nearest f32 with all its digits.
-fn shortest_decimal(value: f32) -> f64 {
+/// Converts an `f32` to the `f64` with the same shortest decimal representation, so that 0.7 is
+/// sent as 0.7, not as 0.699999988079071.
+fn to_shortest_decimal(value: f32) -> f64 {
     value.to_string().parse::<f64>().unwrap_or(f64::from(value))
 }
 
@@ -91,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn body_contains_only_given_fields() {
+    fn chat_request_body_contains_only_set_fields() {
         let plain = ChatRequest { messages: vec![Message::user("hi")], ..ChatRequest::default() };
-        let body = plain.body("m", false);
+        let body = plain.to_body("m", false);
         assert_eq!(
             body,
             json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": false})
@@ -115,7 +116,7 @@ mod tests {
                 .clone(),
             ..ChatParams::default()
         };
-        let body = full.body("m", true);
+        let body = full.to_body("m", true);
         assert_eq!(body["tools"][0]["function"]["name"], "add");
         assert_eq!(body["temperature"].to_string(), "0.7");
         assert_eq!(
@@ -124,6 +125,6 @@ mod tests {
         );
         assert!(body.get("max_tokens").is_none() && body["max_completion_tokens"] == 9);
         assert_eq!(body["stream_options"]["include_usage"], true);
-        assert_eq!(full.tokens(&[0; 400]), 109);
+        assert_eq!(full.estimate_tokens(&[0; 400]), 109);
     }
 }

@@ -4,18 +4,18 @@ use levade_text::{Content, Message, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A complete reply of a chat API.
+/// Complete response of a chat API: one assistant message with its token counts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ChatResponse {
-    /// Text of the reply.
+    /// Text of the assistant message.
     pub content: String,
-    /// Reasoning that precedes the text. Empty if the server returns none.
+    /// Reasoning before the text. Empty if the server returns no reasoning.
     pub reasoning: String,
-    /// Tool calls, in order.
+    /// Tool calls of the message, in order.
     pub tool_calls: Vec<CalledTool>,
-    /// Reason why the reply ended. `None` if the server gives none.
+    /// Reason why the completion ended. `None` if the server reports no reason.
     pub finish: Option<Finish>,
-    /// Token counts. `None` if the server returns none.
+    /// Token counts of the call. `None` if the server reports no counts.
     pub usage: Option<Usage>,
     /// Name of the model, as the server reports it.
     pub model: String,
@@ -24,27 +24,27 @@ pub struct ChatResponse {
 /// A tool call as the model wrote it; its arguments may be invalid JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CalledTool {
-    /// ID that links a tool result to its call. Empty if the server gave none.
+    /// Id that links a tool result to its call. Empty if the server sent no id.
     pub id: String,
-    /// Name of the tool.
+    /// Name of the called tool.
     pub name: String,
-    /// Arguments, which should be a JSON object.
+    /// Arguments as the model wrote them. They should be a JSON object.
     pub arguments: String,
 }
 
-/// Reason why a reply ended.
+/// Reason why a completion ended, as the chat API reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// The model ended the reply, or a stop string occurred.
+    /// The model ended the completion, or a stop string occurred.
     Stop,
-    /// The maximum number of tokens was sampled.
+    /// The completion reached the maximum number of tokens.
     Length,
-    /// The model calls tools.
+    /// The model calls tools, and waits for their results.
     ToolCalls,
-    /// The server withheld content.
+    /// A content filter of the server withheld content.
     ContentFilter,
-    /// Another reason, as the server names it.
+    /// The server reported another reason. Contains the server's name for the reason.
     #[serde(untagged)]
     Other(String),
 }
@@ -63,44 +63,44 @@ impl From<&str> for Finish {
     }
 }
 
-/// Token counts of a call.
+/// Token counts of a chat call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Number of prompt tokens.
     pub prompt_tokens: u64,
-    /// Number of prompt tokens that came from the cache.
+    /// Number of prompt tokens that the server took from its prefix cache.
     pub cached_tokens: u64,
-    /// Number of completion tokens, including reasoning.
+    /// Number of completion tokens, including reasoning tokens.
     pub completion_tokens: u64,
     /// Number of reasoning tokens.
     pub reasoning_tokens: u64,
 }
 
-/// A chunk of a reply.
+/// Event of a streamed completion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChatEvent {
-    /// Further text of the content.
+    /// Further text of the assistant message.
     Content(String),
     /// Further text of the reasoning.
     Reasoning(String),
     /// Further text of the arguments of a tool call.
     Call {
-        /// Index of the call in [`ChatResponse::tool_calls`].
+        /// Index of the tool call in [`ChatResponse::tool_calls`].
         index: usize,
-        /// Name of the tool, with the first chunk of the call.
+        /// Name of the tool. Only present in the first event of the tool call.
         name: Option<String>,
-        /// Text to append to the arguments.
+        /// Text to append to the arguments of the tool call.
         arguments: String,
     },
-    /// The last event: the complete reply.
+    /// The completion has ended. Contains the complete response. This is the last event.
     Finished(ChatResponse),
 }
 
 impl ChatResponse {
-    /// Converts the reply to the next message of its conversation.
+    /// Converts the response to the next message of its conversation.
     ///
     /// # Errors
-    /// Returns a message that names the call if its arguments are not a JSON object.
+    /// Returns an error message that names the tool call if its arguments are not a JSON object.
     pub fn message(&self) -> Result<Message, String> {
         let calls = self
             .tool_calls
@@ -129,9 +129,9 @@ fn convert_call((i, call): (usize, &CalledTool)) -> Result<ToolCall, String> {
     }
 }
 
-/// A complete completion, or one chunk of it, as servers send it.
+/// JSON of a complete completion or of one chunk, as servers send it.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Wire {
+pub(crate) struct WireCompletion {
     #[serde(default)]
     choices: Vec<WireChoice>,
     usage: Option<WireUsage>,
@@ -198,21 +198,22 @@ impl From<WireUsage> for Usage {
     }
 }
 
-/// A reply that is assembled from its chunks.
+/// A completion that is assembled from streamed chunks.
 #[derive(Debug, Default)]
-pub(crate) struct Assembly {
+pub(crate) struct CompletionAssembly {
     pub response: ChatResponse,
-    /// Index that the server gave to each call, if any.
+    /// Index that the server assigned to each tool call. `None` if the server sent no index.
     indices: Vec<Option<u64>>,
-    /// Whether any choice has arrived.
+    /// Whether any choice has arrived, even an empty one.
     pub has_choice: bool,
-    /// Whether any content, reasoning or call has arrived, even an empty text.
+    /// Whether any content, reasoning or tool call has arrived, even an empty text.
     pub has_content: bool,
 }
 
-impl Assembly {
-    /// Adds a chunk, and appends its new parts to `events`. Ignores all choices but the first.
-    pub fn take(&mut self, wire: Wire, events: &mut Vec<ChatEvent>) {
+impl CompletionAssembly {
+    /// Adds a chunk to the completion, and appends an event for each of its parts to `events`.
+    /// Ignores all choices except the first.
+    pub fn add_chunk(&mut self, wire: WireCompletion, events: &mut Vec<ChatEvent>) {
         if let Some(usage) = wire.usage {
             self.response.usage = Some(usage.into());
         }
@@ -240,13 +241,15 @@ impl Assembly {
                 self.response.content += &content;
                 events.push(ChatEvent::Content(content.to_string()));
             }
-            events.extend(delta.tool_calls.into_iter().flatten().map(|call| self.take_call(call)));
+            events.extend(
+                delta.tool_calls.into_iter().flatten().map(|call| self.add_call_chunk(call)),
+            );
         }
     }
 
-    /// Adds a chunk of a tool call. The chunk belongs to a known call if it has that call's index,
-    /// or no index and the last call's, and no different ID.
-    fn take_call(&mut self, wire: WireCall) -> ChatEvent {
+    /// Adds a chunk of a tool call. The chunk belongs to the call with its index or, if it has no
+    /// index, to the last call. A chunk with another id than this call starts a new call.
+    fn add_call_chunk(&mut self, wire: WireCall) -> ChatEvent {
         let WireFunction { name, arguments } = wire.function.unwrap_or_default();
         let id = wire.id.unwrap_or_default();
         let known_call = match wire.index {
@@ -294,10 +297,10 @@ mod tests {
     use super::*;
 
     fn assembled(chunks: &[Value]) -> (ChatResponse, Vec<ChatEvent>) {
-        let mut assembly = Assembly::default();
+        let mut assembly = CompletionAssembly::default();
         let mut events = Vec::new();
         for chunk in chunks {
-            assembly.take(serde_json::from_value(chunk.clone()).unwrap(), &mut events);
+            assembly.add_chunk(serde_json::from_value(chunk.clone()).unwrap(), &mut events);
         }
         (assembly.response, events)
     }

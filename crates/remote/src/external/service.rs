@@ -8,32 +8,33 @@ use levade_policy::process_time::sleep;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::endpoint::{Server, plain_uri};
+use super::endpoint::{EndpointServer, plain_uri};
 use super::error::ExternalError;
-use super::http::Http;
-use super::waits::Waits;
+use super::http::EndpointHttp;
+use super::waits::CallDeadline;
 
-/// Options of a [`Service`].
+/// Options of an HTTP [`Service`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceOptions {
-    /// URL that requests are posted to.
+    /// URL to which requests are posted.
     pub url: String,
-    /// Environment variable that holds the key. `None` sends no key.
+    /// Environment variable that contains the API key. If `None`, no key is sent.
     pub key_env: Option<String>,
     /// Maximum number of requests in flight. 0 counts as 1.
     pub max_running: usize,
-    /// Maximum number of tries per request, if the service is unreachable, busy or fails. 0 counts
-    /// as 1.
+    /// Maximum number of tries per request. A request is retried if the service is unreachable,
+    /// busy or fails. 0 counts as 1.
     pub tries: usize,
-    /// Timeout for a request with all its tries, from the wait for a permit to the end of the
-    /// response.
+    /// Timeout for a request with all its tries, which includes the wait for a permit and ends with
+    /// the response.
     pub deadline: Duration,
     /// Maximum size of a response, in bytes.
     pub max_bytes: usize,
 }
 
 impl ServiceOptions {
-    /// Creates options for a URL: 16 requests in flight, 4 tries, 60 s, 16 MiB, no key.
+    /// Creates options for a service at `url`: 16 requests in flight, 4 tries, a deadline of 60 s,
+    /// at most 16 MiB per response, and no key.
     pub fn new(url: impl Into<String>) -> Self {
         ServiceOptions {
             url: url.into(),
@@ -48,38 +49,46 @@ impl ServiceOptions {
 
 /// Client of an idempotent HTTP service, whose requests can safely be retried. Clones share limits.
 #[derive(Debug, Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service(Arc<ServiceInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ServiceInner {
     options: ServiceOptions,
-    server: Server,
-    http: Http,
+    server: EndpointServer,
+    http: EndpointHttp,
     permits: Semaphore,
 }
 
 impl Service {
-    /// Creates a client. Reads the key from the environment.
+    /// Creates a client of the service. Reads the API key from the environment.
     ///
     /// # Errors
     /// Returns [`ExternalError::Invalid`] if the URL is invalid, and [`ExternalError::NoKey`] if
     /// the key is missing.
     pub fn new(options: ServiceOptions) -> Result<Self, ExternalError> {
-        let uri = plain_uri(options.url.trim())
-            .map_err(|why| ExternalError::Invalid(format!("the address of a service {why}")))?;
-        let server = Server::at(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
+        let uri = plain_uri(options.url.trim()).map_err(|why| {
+            ExternalError::Invalid(format!("the url of a service is invalid: {why}"))
+        })?;
+        let server =
+            EndpointServer::at_uri(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
         let permits = Semaphore::new(options.max_running.clamp(1, Semaphore::MAX_PERMITS));
-        Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, permits })))
+        Ok(Service(Arc::new(ServiceInner {
+            options,
+            server,
+            http: EndpointHttp::new(None)?,
+            permits,
+        })))
     }
 
-    /// Posts a request, and retries it with doubling waits if a retry may succeed.
+    /// Posts a JSON request and returns the JSON response. If a retry may succeed, retries the
+    /// request with doubling waits.
     ///
     /// # Errors
     /// Returns the last error if no response arrives within the deadline and the maximum number of
     /// tries.
     pub async fn send(&self, question: &Value) -> Result<Value, ExternalError> {
-        let Inner { options, server, permits, .. } = &*self.0;
-        let mut waits = Waits::new(options.deadline, server.name.clone());
+        let ServiceInner { options, server, permits, .. } = &*self.0;
+        let mut waits = CallDeadline::new(options.deadline, server.name.clone());
         let what = format!("a permit for one of {} concurrent requests", options.max_running);
         let permit = waits.wait(what, permits.acquire()).await?;
         let _permit = permit.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
@@ -88,7 +97,7 @@ impl Service {
         loop {
             remaining -= 1;
             // After a failure, all requests wait for the server's pause.
-            waits.wait(server.pause_text(), sleep(server.rests_for())).await?;
+            waits.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
             match self.call_once(body.clone(), &mut waits).await {
                 Ok(response) => {
                     server.note_success();
@@ -103,7 +112,7 @@ impl Service {
                         endpoint = server.name, %error,
                         "retrying a request to a service"
                     );
-                    if server.rests_for() > waits.remaining() {
+                    if server.remaining_pause() > waits.remaining() {
                         return Err(error);
                     }
                 }
@@ -112,8 +121,12 @@ impl Service {
         }
     }
 
-    async fn call_once(&self, body: Bytes, waits: &mut Waits) -> Result<Value, ExternalError> {
-        let Inner { options, server, http, .. } = &*self.0;
+    async fn call_once(
+        &self,
+        body: Bytes,
+        waits: &mut CallDeadline,
+    ) -> Result<Value, ExternalError> {
+        let ServiceInner { options, server, http, .. } = &*self.0;
         let mut response = http.post(server, body, options.max_bytes, waits).await?;
         let bytes = response.collect(waits).await?;
         serde_json::from_slice(&bytes).map_err(|error| ExternalError::Protocol {

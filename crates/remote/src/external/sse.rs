@@ -7,21 +7,21 @@
 //! an error instead of silently changed text; and `finish` returns an event that the end of the
 //! stream truncates, since some servers omit the last empty line.
 
-/// A decoder of one stream.
+/// Decoder of one stream of server-sent events.
 #[derive(Debug, Default)]
-pub(crate) struct Decoder {
-    /// The incomplete line.
+pub(crate) struct SseDecoder {
+    /// Bytes of the line whose end has not arrived.
     line: Vec<u8>,
-    /// Data of the incomplete event.
+    /// Data of the event whose end has not arrived. `None` before the event's first data line.
     data: Option<Vec<u8>>,
-    /// Whether the last byte was CR, so that a following LF belongs to the same line end.
+    /// Whether the last byte was CR. A following LF then belongs to the same line end.
     after_cr: bool,
-    /// Whether the first line has ended, after which no byte order mark is skipped.
+    /// Whether the first line has ended. A byte order mark is skipped only before.
     has_started: bool,
 }
 
-impl Decoder {
-    /// Decodes bytes, and appends the data of all completed events to `events`.
+impl SseDecoder {
+    /// Decodes bytes of the stream, and appends the data of all completed events to `events`.
     pub fn feed(&mut self, bytes: &[u8], events: &mut Vec<Vec<u8>>) {
         for &byte in bytes {
             let after_cr = std::mem::replace(&mut self.after_cr, byte == b'\r');
@@ -33,17 +33,18 @@ impl Decoder {
         }
     }
 
-    /// Returns the number of buffered bytes of the incomplete event.
-    pub fn pending(&self) -> usize {
+    /// Returns the number of buffered bytes of the event whose end has not arrived.
+    pub fn num_pending_bytes(&self) -> usize {
         self.line.len() + self.data.as_ref().map_or(0, Vec::len)
     }
 
-    /// Returns the data of the event that was incomplete when the stream ended, if any.
+    /// Returns the data of the event that was incomplete when the stream ended, or `None` if there
+    /// was no such event.
     pub fn finish(mut self) -> Option<Vec<u8>> {
         self.end_line().or(self.data)
     }
 
-    /// Processes the complete line. Returns data if it ends an event.
+    /// Processes a complete line. Returns the event's data if the line ends an event.
     fn end_line(&mut self) -> Option<Vec<u8>> {
         let line = std::mem::take(&mut self.line);
         let mut line = &line[..];
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     fn decode<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
-        let mut decoder = Decoder::default();
+        let mut decoder = SseDecoder::default();
         let mut events = Vec::new();
         chunks.into_iter().for_each(|chunk| decoder.feed(chunk, &mut events));
         (events, decoder.finish())

@@ -8,46 +8,47 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::External;
 use super::endpoint::ResponseGuard;
 use super::error::ExternalError;
-use super::http::{ResponseBody, message_of};
-use super::response::{Assembly, ChatEvent, ChatResponse, Finish, Wire};
-use super::sse::Decoder;
-use super::waits::Waits;
+use super::http::{ResponseBody, extract_message};
+use super::response::{ChatEvent, ChatResponse, CompletionAssembly, Finish, WireCompletion};
+use super::sse::SseDecoder;
+use super::waits::CallDeadline;
 
-/// A reply as it arrives, in chunks. Dropping it closes its connection.
+/// A streamed chat completion. Dropping the stream closes its connection.
 #[derive(Debug)]
 pub struct ChatStream {
     policy: External,
-    /// Index of the server.
+    /// Index of the server that sends the completion.
     server: usize,
-    waits: Waits,
+    waits: CallDeadline,
     _permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
     response: ResponseBody,
-    /// Bytes that have arrived and were not parsed.
+    /// Bytes that have arrived but were not parsed.
     first: Option<Bytes>,
-    decoder: Decoder,
-    assembly: Assembly,
+    decoder: SseDecoder,
+    assembly: CompletionAssembly,
     /// Events to return, in reverse order.
     ready: Vec<ChatEvent>,
-    /// Tokens that were taken from the rate limit as an estimate, before the server reported usage.
+    /// Number of tokens that were taken from the rate limit as an estimate, before the server
+    /// reported the token counts.
     guessed: u64,
     has_ended: bool,
 }
 
-/// A response whose first bytes have arrived.
+/// Start of a response whose first bytes have arrived.
 pub(crate) struct ResponseStart {
     pub response: ResponseBody,
-    /// The first bytes. `None` once they are consumed.
+    /// First bytes of the response. `None` once they are consumed.
     pub first: Option<Bytes>,
-    /// Tokens that were taken from the rate limit as an estimate.
+    /// Number of tokens that were taken from the rate limit as an estimate.
     pub guessed: u64,
 }
 
 impl ChatStream {
-    /// Creates a stream from a response whose first bytes have arrived.
+    /// Creates a stream of chat events from a response whose first bytes have arrived.
     pub(super) fn new(
         policy: External,
         server: usize,
-        waits: Waits,
+        waits: CallDeadline,
         permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
         start: ResponseStart,
     ) -> Self {
@@ -59,29 +60,29 @@ impl ChatStream {
             _permit: permit,
             response,
             first,
-            decoder: Decoder::default(),
-            assembly: Assembly::default(),
+            decoder: SseDecoder::default(),
+            assembly: CompletionAssembly::default(),
             ready: Vec::new(),
             guessed,
             has_ended: false,
         }
     }
 
-    /// Returns the next chunk. The last chunk is the complete reply; after it, or after an error,
-    /// returns `None`.
+    /// Returns the next event of the completion. The last event contains the complete response.
+    /// After the last event or an error, returns `None`.
     ///
     /// # Errors
     /// Returns an error if the response breaks off, is not a chat completion, exceeds its maximum
     /// size, or times out.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, ExternalError>> {
-        if let Err(error) = self.fill().await {
+        if let Err(error) = self.wait_for_event().await {
             return Some(Err(error));
         }
         self.ready.pop().map(Ok)
     }
 
-    /// Waits until an event can be returned or the reply has ended.
-    async fn fill(&mut self) -> Result<(), ExternalError> {
+    /// Waits until an event can be returned or the completion has ended.
+    async fn wait_for_event(&mut self) -> Result<(), ExternalError> {
         while self.ready.is_empty() && !self.has_ended {
             let read = if self.response.is_stream {
                 self.read_events().await
@@ -93,7 +94,7 @@ impl ChatStream {
                 self.has_ended = true;
                 self.ready.clear();
                 if let Some(server) = self.policy.0.servers.get(self.server) {
-                    server.failed();
+                    server.record_failure();
                 }
                 return Err(error);
             }
@@ -101,15 +102,15 @@ impl ChatStream {
         Ok(())
     }
 
-    /// Waits for the first chunk.
+    /// Waits for the first event of the completion.
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
     pub(super) async fn start_response(mut self) -> Result<Self, ExternalError> {
-        self.fill().await.map(|()| self)
+        self.wait_for_event().await.map(|()| self)
     }
 
-    /// Waits for the complete reply.
+    /// Waits for the complete response.
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
@@ -119,16 +120,16 @@ impl ChatStream {
                 return Ok(response);
             }
         }
-        Err(self.protocol("it is incomplete"))
+        Err(self.protocol_error("it is incomplete"))
     }
 
-    /// Waits for the complete reply, which must have text, or tool calls if the request has tools,
-    /// unless it was truncated. A reply withheld by a content filter is a failure, whatever text it
-    /// has.
+    /// Waits for the complete response. It must have text or, if `has_tools` is true, text or tool
+    /// calls, unless it was truncated. A response withheld by a content filter is a failure, even
+    /// if it has text.
     ///
     /// # Errors
-    /// Returns the errors of [`next`](Self::next), and an error if the reply has no such content or
-    /// was withheld.
+    /// Returns the errors of [`next`](Self::next). Returns an error if the response has no such
+    /// content or was withheld.
     pub(super) async fn collect_text(self, has_tools: bool) -> Result<ChatResponse, ExternalError> {
         let endpoint = self.waits.endpoint.clone();
         let response = self.collect().await?;
@@ -143,7 +144,7 @@ impl ChatStream {
         Err(ExternalError::Protocol { endpoint, why: why.into() })
     }
 
-    /// Returns a text from the server with the key removed.
+    /// Replaces the API key in a server's text by `[key]`.
     fn without_key(&self, text: &str) -> String {
         self.policy
             .0
@@ -153,21 +154,21 @@ impl ChatStream {
             .unwrap_or_default()
     }
 
-    fn protocol(&self, why: &str) -> ExternalError {
+    fn protocol_error(&self, why: &str) -> ExternalError {
         ExternalError::Protocol {
             endpoint: self.waits.endpoint.clone(),
             why: self.without_key(why),
         }
     }
 
-    /// Reads the next events of a stream.
+    /// Reads the next events of a streamed response.
     async fn read_events(&mut self) -> Result<(), ExternalError> {
         let options = &self.policy.0.options;
         let silence = options.silence;
         let max = options.max_event_bytes;
         let data = match self.first.take() {
             Some(first) => Some(first),
-            None => self.response.next(silence, &mut self.waits).await?,
+            None => self.response.next_bytes(silence, &mut self.waits).await?,
         };
         let mut events = Vec::new();
         let is_last = data.is_none();
@@ -175,7 +176,7 @@ impl ChatStream {
             Some(data) => self.decoder.feed(&data, &mut events),
             None => events.extend(std::mem::take(&mut self.decoder).finish()),
         }
-        if self.decoder.pending() > max || events.iter().any(|event| event.len() > max) {
+        if self.decoder.num_pending_bytes() > max || events.iter().any(|event| event.len() > max) {
             return Err(ExternalError::TooLarge {
                 endpoint: self.waits.endpoint.clone(),
                 what: "an event".into(),
@@ -185,67 +186,69 @@ impl ChatStream {
         }
         for event in events {
             if event.trim_ascii() == b"[DONE]" {
-                return self.end();
+                return self.end_completion();
             }
-            self.take(&event)?;
+            self.parse_chunk(&event)?;
         }
         match is_last {
             // Some servers close the stream without `[DONE]`; a finish reason shows that the reply
             // is complete.
-            true if self.assembly.response.finish.is_some() => self.end(),
+            true if self.assembly.response.finish.is_some() => self.end_completion(),
             true => Err(ExternalError::Broken {
                 endpoint: self.waits.endpoint.clone(),
-                bytes: self.response.bytes(),
+                bytes: self.response.num_bytes(),
                 why: "the stream ended before the completion".into(),
             }),
             false => Ok(()),
         }
     }
 
-    /// Reads a reply that comes as one JSON value; servers without streaming send one in any case.
+    /// Reads a response that is one JSON value. Servers without streaming send such a response even
+    /// if a stream was requested.
     async fn read_all(&mut self) -> Result<(), ExternalError> {
         let mut all = self.first.take().map(Vec::from).unwrap_or_default();
         all.extend(self.response.collect(&mut self.waits).await?);
-        self.take(&all)?;
-        self.end()
+        self.parse_chunk(&all)?;
+        self.end_completion()
     }
 
-    /// Parses a complete completion, or a chunk of one. An error in it makes the reply a failure,
-    /// whatever text it has.
-    fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
+    /// Parses the JSON of a complete completion or of one chunk. An error in the JSON makes the
+    /// call fail, even if text has arrived.
+    fn parse_chunk(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text = std::str::from_utf8(json)
-            .map_err(|error| self.protocol(&format!("it is not UTF-8: {error}")))?;
+            .map_err(|error| self.protocol_error(&format!("the text is not UTF-8: {error}")))?;
         if text.trim().is_empty() {
             return Ok(());
         }
-        let wire: Wire = serde_json::from_str(text).map_err(|error| {
+        let wire: WireCompletion = serde_json::from_str(text).map_err(|error| {
             let excerpt: String = text.chars().take(80).collect();
-            self.protocol(&format!("{error} in the data that starts with {excerpt:?}"))
+            self.protocol_error(&format!("{error} in the data that starts with {excerpt:?}"))
         })?;
         if let Some(error) = wire.error.as_ref().filter(|error| !error.is_null()) {
-            let message = self.without_key(&message_of(error).unwrap_or_default());
+            let message = self.without_key(&extract_message(error).unwrap_or_default());
             let endpoint = self.waits.endpoint.clone();
             let status = 200;
             return Err(ExternalError::Failed { endpoint, status, message });
         }
-        self.assembly.take(wire, &mut self.ready);
+        self.assembly.add_chunk(wire, &mut self.ready);
         match &self.assembly.response.finish {
             Some(Finish::Other(reason)) if reason == "error" => {
-                Err(self.protocol("the completion ended with an error"))
+                Err(self.protocol_error("the completion ended with an error"))
             }
             _ => Ok(()),
         }
     }
 
-    /// Ends the reply: settles the rate limit, and queues the last event.
-    fn end(&mut self) -> Result<(), ExternalError> {
+    /// Ends the completion: corrects the rate limit by the actual token counts, and queues the last
+    /// event.
+    fn end_completion(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
-            return Err(self.protocol("it has no choices"));
+            return Err(self.protocol_error("the completion has no choices"));
         }
         let is_short =
             matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));
         if !self.assembly.has_content && !is_short {
-            return Err(self.protocol("the completion has neither content nor tool calls"));
+            return Err(self.protocol_error("the completion has neither content nor tool calls"));
         }
         let response = std::mem::take(&mut self.assembly.response);
         if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, response.usage) {

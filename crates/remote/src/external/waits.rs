@@ -6,27 +6,28 @@ use levade_policy::process_time::{Stopwatch, with_timeout};
 
 use super::error::ExternalError;
 
-/// Remaining time of a call, and the endpoint that it waits for.
+/// Remaining time of a call until its deadline, and the endpoint that the call waits for.
 #[derive(Debug, Clone)]
-pub(crate) struct Waits {
+pub(crate) struct CallDeadline {
     watch: Stopwatch,
     limit: Duration,
-    /// Address of the current endpoint, or of all candidates before one is selected.
+    /// Address of the endpoint that the call waits for. The addresses of all candidates until an
+    /// endpoint is selected.
     pub endpoint: String,
 }
 
-impl Waits {
-    /// Starts the time of a call.
+impl CallDeadline {
+    /// Starts measuring the time of a call, whose deadline passes after `limit`.
     pub fn new(limit: Duration, endpoint: String) -> Self {
-        Waits { watch: Stopwatch::start(), limit, endpoint }
+        CallDeadline { watch: Stopwatch::start(), limit, endpoint }
     }
 
-    /// Returns the remaining time.
+    /// Returns the remaining time until the call's deadline.
     pub fn remaining(&mut self) -> Duration {
         self.limit.saturating_sub(self.watch.elapsed())
     }
 
-    /// Waits for `work`, until the deadline.
+    /// Waits for `work` until the call's deadline. `what` describes the work in errors.
     ///
     /// # Errors
     /// Returns [`ExternalError::Deadline`] with `what` if the deadline passes.
@@ -38,7 +39,8 @@ impl Waits {
         self.wait_for(Duration::MAX, what, work).await
     }
 
-    /// Waits for `work`, until the deadline and for at most `timeout`.
+    /// Waits for `work` until the call's deadline, but for at most `timeout`. `what` describes the
+    /// work in errors.
     ///
     /// # Errors
     /// Returns [`ExternalError::Deadline`] with `what` if the time passes.

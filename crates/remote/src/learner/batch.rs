@@ -5,7 +5,7 @@ use levade_tree::{SequenceInput, Term, Tokens, TreeBatch};
 
 use super::wire::Body;
 
-/// Writes a merged batch into a body. Token k is visible to a later token q if q <
+/// Writes a merged batch into a request body. Token k is visible to a later token q if q <
 /// `subtree_end`\[k\].
 pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
     // Descendants follow their node, so iterate backward to know their ends first.
@@ -16,49 +16,49 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
         }
     }
     let nodes = 0..batch.nodes.len();
-    body.integers("tokens", batch.tokens.iter().copied());
-    body.integers(
+    body.put_integers("tokens", batch.tokens.iter().copied());
+    body.put_integers(
         "position",
         nodes.clone().flat_map(|i| (0..batch.nodes[i].len).map(move |k| batch.nodes[i].depth + k)),
     );
-    body.integers(
+    body.put_integers(
         "subtree_end",
         nodes.flat_map(|i| std::iter::repeat_n(ends[i], batch.nodes[i].len as usize)),
     );
     let targets = || batch.targets.iter();
-    body.integers("target_token", targets().map(|target| target.token));
-    body.integers("predictor", targets().map(|target| target.predictor));
-    body.numbers("temperature", targets().map(|target| target.temperature));
-    body.integers("first_term", targets().map(|target| target.first_term));
-    body.integers("terms", targets().map(|target| target.terms));
-    body.integers("path", batch.terms.iter().map(|term| term.sequence));
+    body.put_integers("target_token", targets().map(|target| target.token));
+    body.put_integers("predictor", targets().map(|target| target.predictor));
+    body.put_numbers("temperature", targets().map(|target| target.temperature));
+    body.put_integers("first_term", targets().map(|target| target.first_term));
+    body.put_integers("terms", targets().map(|target| target.terms));
+    body.put_integers("path", batch.terms.iter().map(|term| term.sequence));
     put_terms(body, &batch.terms);
 }
 
-/// Writes the sequences of an update into a body, each with its targets, in the same order.
+/// Writes the sequences of an update into a request body, each with its targets, in the same order.
 pub(super) fn put_paths(body: &mut Body, paths: &[SequenceInput]) {
     put_tokens(body, paths.iter().map(|path| &path.tokens));
-    body.integers("path_targets", paths.iter().map(|path| path.targets.len() as i64));
+    body.put_integers("path_targets", paths.iter().map(|path| path.targets.len() as i64));
     let targets = || paths.iter().flat_map(|path| &path.targets);
-    body.integers("index", targets().map(|target| target.index));
-    body.numbers("temperature", targets().map(|target| target.temperature));
+    body.put_integers("index", targets().map(|target| target.index));
+    body.put_numbers("temperature", targets().map(|target| target.temperature));
     put_terms(body, &targets().map(|target| target.term).collect::<Vec<Term>>());
 }
 
-/// Writes an update that needs a micro-batch plan into a body.
+/// Writes an update that still needs a micro-batch plan into a request body.
 pub(super) fn put_update_sequences(body: &mut Body, update: &UpdateSequences) {
     put_tokens(body, update.groups.iter().flatten());
-    body.integers("group_len", update.groups.iter().map(|group| group.len() as i64));
+    body.put_integers("group_len", update.groups.iter().map(|group| group.len() as i64));
 }
 
 fn put_tokens<'a>(body: &mut Body, paths: impl Iterator<Item = &'a Tokens> + Clone) {
-    body.integers("path_tokens", paths.clone().flat_map(Tokens::iter));
-    body.integers("path_len", paths.map(|tokens| tokens.len() as i64));
+    body.put_integers("path_tokens", paths.clone().flat_map(Tokens::iter));
+    body.put_integers("path_len", paths.map(|tokens| tokens.len() as i64));
 }
 
 fn put_terms(body: &mut Body, terms: &[Term]) {
     let mut optional = |name: &str, of: fn(&Term) -> Option<f32>| {
-        body.numbers(name, terms.iter().map(|term| of(term).unwrap_or(f32::NAN)));
+        body.put_numbers(name, terms.iter().map(|term| of(term).unwrap_or(f32::NAN)));
     };
     optional("value", |term| term.value);
     optional("behaviour", |term| term.behavior);
@@ -66,12 +66,12 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
     optional("reference", |term| term.reference);
     optional("path_log_ratio", |term| term.sequence_log_ratio);
     optional("correction", |term| term.correction);
-    body.numbers("weight", terms.iter().map(|term| term.weight));
-    body.numbers("advantage", terms.iter().map(|term| term.advantage));
-    body.numbers("returns", terms.iter().map(|term| term.returns));
-    body.flags("marked", terms.iter().map(|term| term.selected));
-    body.integers("age", terms.iter().map(|term| term.age));
-    body.integers(
+    body.put_numbers("weight", terms.iter().map(|term| term.weight));
+    body.put_numbers("advantage", terms.iter().map(|term| term.advantage));
+    body.put_numbers("returns", terms.iter().map(|term| term.returns));
+    body.put_flags("marked", terms.iter().map(|term| term.selected));
+    body.put_integers("age", terms.iter().map(|term| term.age));
+    body.put_integers(
         "version",
         terms.iter().map(|term| i64::try_from(term.version).unwrap_or(i64::MAX)),
     );
@@ -85,7 +85,7 @@ pub(super) mod decode {
 
     use super::*;
 
-    fn terms_of(body: &mut Body, paths: &[u32]) -> Result<Vec<Term>, String> {
+    fn take_terms(body: &mut Body, paths: &[u32]) -> Result<Vec<Term>, String> {
         let mut all = |name: &str| body.take_all(name);
         let names = ["value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"];
         let [value, behaviour, proximal, reference, path_log_ratio, correction] =
@@ -119,8 +119,9 @@ pub(super) mod decode {
         Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
     }
 
-    /// Reads a batch that computes the same. Its nodes may be longer, since a node with a single
-    /// child and that child are indistinguishable.
+    /// Reads a merged batch from a request body. The batch is equivalent to the written batch, but
+    /// its nodes may be longer, because a node with a single child cannot be distinguished from a
+    /// node that contains both.
     pub fn batch(body: &mut Body) -> Result<TreeBatch, String> {
         let tokens: Vec<u32> = body.take_integers("tokens")?;
         let position: Vec<u32> = body.take_integers("position")?;
@@ -153,13 +154,13 @@ pub(super) mod decode {
             })
             .collect();
         let paths: Vec<u32> = body.take_integers("path")?;
-        let terms = terms_of(body, &paths)?;
+        let terms = take_terms(body, &paths)?;
         let batch = TreeBatch { tokens, nodes, targets, terms, ..TreeBatch::default() };
         batch.check().map_err(|error| error.to_string())?;
         Ok(batch)
     }
 
-    fn tokens_of(body: &mut Body) -> Result<Vec<Tokens>, String> {
+    fn take_tokens(body: &mut Body) -> Result<Vec<Tokens>, String> {
         let tokens: Vec<u32> = body.take_integers("path_tokens")?;
         let mut rest = &tokens[..];
         let lengths: Vec<usize> = body.take_integers("path_len")?;
@@ -173,13 +174,13 @@ pub(super) mod decode {
             .collect())
     }
 
-    /// Reads the sequences of an update.
+    /// Reads the sequences of an update from a request body.
     pub fn paths(body: &mut Body) -> Result<Vec<SequenceInput>, String> {
-        let tokens = tokens_of(body)?;
+        let tokens = take_tokens(body)?;
         let counts: Vec<usize> = body.take_integers("path_targets")?;
         let index = body.take_integers("index")?;
         let temperature = body.take_all("temperature")?;
-        let terms = terms_of(body, &vec![0; index.len()])?;
+        let terms = take_terms(body, &vec![0; index.len()])?;
         let mut at = 0;
         Ok(tokens
             .into_iter()
@@ -201,9 +202,9 @@ pub(super) mod decode {
             .collect())
     }
 
-    /// Reads an update that needs a micro-batch plan.
+    /// Reads an update that still needs a micro-batch plan from a request body.
     pub fn update_sequences(body: &mut Body) -> Result<UpdateSequences, String> {
-        let mut tokens = tokens_of(body)?.into_iter();
+        let mut tokens = take_tokens(body)?.into_iter();
         let groups: Vec<usize> = body.take_integers("group_len")?;
         let groups = groups.into_iter().map(|len| tokens.by_ref().take(len).collect()).collect();
         Ok(UpdateSequences { groups, micro_batch_tokens: body.take("micro_batch_tokens")? })

@@ -15,13 +15,13 @@ pub(crate) const PROTOCOL: u32 = 1;
 pub struct Description {
     /// Version of the learner protocol.
     pub protocol: u32,
-    /// Model family, as in `model_type` of the model's `config.json`.
+    /// Model family, as `model_type` in the model's `config.json`.
     pub model_type: String,
-    /// Number of rows of the embedding.
+    /// Number of rows of the model's embedding matrix.
     pub vocab_size: usize,
-    /// Maximum sequence length, in tokens.
+    /// Maximum sequence length of the learner, in tokens.
     pub context: usize,
-    /// Number of parameters of the policy. 0 if unknown.
+    /// Number of parameters of the policy. 0 if the group does not report it.
     #[serde(default)]
     pub parameters: u64,
     /// Data type of published weights. `None` if the group does not report it.
@@ -30,10 +30,10 @@ pub struct Description {
     /// Parallel layout and numeric environment.
     #[serde(flatten)]
     pub layout: GroupLayout,
-    /// Random ID of this start of the group. `None` if the group does not report it.
+    /// Random id of this start of the group's processes. `None` if the group does not report it.
     #[serde(default)]
     pub instance: Option<String>,
-    /// The learners of the group, by name.
+    /// Learners of the group, by name.
     pub learners: BTreeMap<String, LearnerDescription>,
 }
 
@@ -42,46 +42,47 @@ pub struct Description {
 pub struct GroupLayout {
     /// Number of data-parallel ranks, for which micro-batch plans are made.
     pub world_size: u32,
-    /// Number of processes. 0 if unknown.
+    /// Number of processes of the group. 0 if the group does not report it.
     #[serde(default)]
     pub processes: u32,
     /// Data type of weights and activations.
     #[serde(default)]
     pub dtype: String,
-    /// Compute device.
+    /// Device on which the group computes, such as `cuda`.
     #[serde(default)]
     pub device: String,
     /// Tensor-parallel size.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub tp: u32,
     /// Context-parallel size.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub cp: u32,
     /// Expert-parallel size.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub ep: u32,
     /// Number of pipeline stages.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub pp: u32,
-    /// FSDP settings, which determine how weights are sharded.
+    /// FSDP settings of the group, which determine how weights are sharded.
     #[serde(default)]
     pub fsdp: Value,
-    /// Version of PyTorch.
+    /// Version of PyTorch that the group uses.
     #[serde(default)]
     pub torch: String,
-    /// Version of transformers.
+    /// Version of transformers that the group uses.
     #[serde(default)]
     pub transformers: String,
 }
 
-fn one() -> u32 {
+fn default_parallel_size() -> u32 {
     1
 }
 
 /// One learner of a group.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 pub struct LearnerDescription {
-    /// The last published version. `None` if the learner has published none since its start.
+    /// Version of the weights that the learner published last. `None` if it has published none
+    /// since its start.
     #[serde(default)]
     pub version: Option<u64>,
     /// Whether the learner has a value head.
@@ -98,11 +99,11 @@ pub struct LearnerDescription {
 /// Shape of a LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Adapter {
-    /// Rank: the number of rows of A and columns of B.
+    /// Rank of the adapter: the number of rows of A and of columns of B.
     pub rank: usize,
-    /// Alpha: the numerator of the scale alpha / rank.
+    /// Alpha of the adapter: the numerator of its scale alpha / rank.
     pub alpha: f32,
-    /// Names of the adapted projections.
+    /// Names of the projections that have an adapter.
     pub targets: BTreeSet<String>,
 }
 
@@ -122,27 +123,27 @@ impl std::fmt::Display for Adapter {
 /// Properties of a run that a group of learners must fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnerRequirements {
-    /// Model family, as in `model_type` of the model's `config.json`.
+    /// Model family, as `model_type` in the model's `config.json`.
     pub model_type: String,
-    /// Number of rows of the embedding.
+    /// Number of rows of the model's embedding matrix.
     pub vocabulary: usize,
     /// Maximum sequence length of the run, in tokens.
     pub context: usize,
-    /// Whether the run requires a frozen reference.
+    /// Whether the run requires a frozen reference model.
     pub reference: bool,
     /// Whether the run trains a critic.
     pub critic: bool,
     /// LoRA adapter to train. `None` to train all weights.
     pub lora: Option<Adapter>,
-    /// Data type of the computation, compared with [`GroupLayout::dtype`].
+    /// Data type in which the run computes, compared with [`GroupLayout::dtype`].
     pub dtype: String,
-    /// Data type of published weights, compared with [`Description::export_dtype`].
+    /// Data type of the published weights, compared with [`Description::export_dtype`].
     pub export_dtype: String,
 }
 
 /// Name of the policy's learner in a group.
 pub const POLICY: &str = "policy";
-/// Name of the frozen reference in a group.
+/// Name of the frozen reference model in a group.
 pub const REFERENCE: &str = "reference";
 /// Name of the critic in a group.
 pub const CRITIC: &str = "critic";
@@ -254,9 +255,9 @@ fn describe_adapter(lora: &Option<Adapter>) -> String {
 }
 
 impl GroupLayout {
-    /// Describes the difference that prevents the run from continuing, or returns `None` if there
-    /// is none.
-    pub fn incompatibility(&self, before: &Self) -> Option<String> {
+    /// Compares a group with its description `before`, from an earlier start. Describes the
+    /// difference that prevents the run from continuing, or returns `None` if there is none.
+    pub fn find_incompatibility(&self, before: &Self) -> Option<String> {
         let ranks = |layout: &Self| layout.world_size;
         (ranks(self) != ranks(before)).then(|| {
             format!(
@@ -268,8 +269,9 @@ impl GroupLayout {
         })
     }
 
-    /// Describes the differences that change the last bits of later results.
-    pub fn changes(&self, before: &Self) -> Vec<String> {
+    /// Compares a group with its description `before`, from an earlier start. Describes the
+    /// differences that change the last bits of later results.
+    pub fn describe_changes(&self, before: &Self) -> Vec<String> {
         let pairs = comparable_facts(before).into_iter().zip(comparable_facts(self));
         pairs
             .filter(|((_, before), (_, now))| before != now)
@@ -415,14 +417,14 @@ mod tests {
         let layout: GroupLayout = serde_json::from_value(described()).unwrap();
         let more = GroupLayout { world_size: 4, ..layout.clone() };
         assert!(
-            more.incompatibility(&layout)
+            more.find_incompatibility(&layout)
                 .unwrap()
                 .contains("has 4 data-parallel ranks, but the run started with 2")
         );
         let newer = GroupLayout { torch: "2.16".into(), dtype: "bf16".into(), ..layout.clone() };
-        assert_eq!(newer.incompatibility(&layout), None);
+        assert_eq!(newer.find_incompatibility(&layout), None);
         assert_eq!(
-            newer.changes(&layout),
+            newer.describe_changes(&layout),
             ["dtype is bf16 and was f32", "torch is 2.16 and was 2.15.0"]
         );
         let text = serde_json::to_string(&layout).unwrap();

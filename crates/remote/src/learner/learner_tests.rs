@@ -237,7 +237,7 @@ fn null_sums_are_read_as_nan() {
         let mut value =
             serde_json::to_value(ForwardBackward { tokens: 7, ..Default::default() }).unwrap();
         change(&mut value);
-        serde_json::from_value::<Sums>(value).unwrap().read()
+        serde_json::from_value::<MicroBatchSums>(value).unwrap().parse()
     };
     let sums = reported(&|value| value["loss"] = Value::Null).unwrap();
     assert!(sums.loss.is_nan() && sums.tokens == 7 && sums.nll == 0.0);
@@ -245,7 +245,7 @@ fn null_sums_are_read_as_nan() {
     assert!(
         reported(&|value| value["tokens"] = json!("many")).unwrap_err().contains("cannot be read")
     );
-    let step: Step =
+    let step: OptimStepResult =
         serde_json::from_value(json!({ "grad_norm": null, "applied": false })).unwrap();
     let report = OptimReport::from(step);
     assert!(report.grad_norm.is_nan() && !report.applied);

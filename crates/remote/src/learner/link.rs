@@ -16,11 +16,11 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use super::description::Description;
-use super::wait::Progress;
+use super::wait::LearnerProgress;
 
-/// Interval between checks of the deadlines and queries of progress.
+/// Interval at which deadlines are checked and the learner's progress is queried.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Timeout for small queries.
+/// Timeout for queries that require no computation.
 const SMALL_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Address and timeouts of a group of learners.
@@ -35,9 +35,9 @@ pub struct LearnerOptions {
     pub call: Duration,
     /// Maximum time in which the group does not report its progress.
     pub silence: Duration,
-    /// Maximum time without a connection.
+    /// Maximum time for which the connection may be lost.
     pub reconnect: Duration,
-    /// Timeout for the first description, which the group returns once its models are loaded.
+    /// Timeout for the group's first description, which it returns once its models are loaded.
     pub start: Duration,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Debug for LearnerOptions {
     }
 }
 
-/// Processes of a group that this process started.
+/// Processes of a learner group that this process has started.
 pub struct Processes {
     /// Reports how the processes exited, once they have.
     pub ended: watch::Receiver<Option<String>>,
@@ -56,58 +56,65 @@ pub struct Processes {
     pub guard: Box<dyn Any + Send + Sync>,
 }
 
-/// Connection to a group.
-pub(super) struct Link {
+/// HTTP connection to a group of learners.
+pub(super) struct GroupConnection {
     pub options: LearnerOptions,
     pub client: Client,
-    /// Headers of every request.
+    /// Headers that every request contains.
     pub headers: HeaderMap,
     ended: Option<watch::Receiver<Option<String>>>,
     _guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// Reason why sending a call brought no result.
+/// Reason why sending a call to a learner brought no result.
 pub(super) enum CallFailure {
-    /// The connection broke, or the group is busy: the same call may be sent again.
+    /// The connection broke, or the group is busy. The same call can be sent again.
     Retry(String),
     /// The call must not be sent again.
     Permanent(PolicyError),
 }
 
-/// `{"error": …}`
+/// JSON body of an error response: `{"error": …}`.
 #[derive(Deserialize)]
 struct ErrorBody {
-    error: Reason,
+    error: ErrorReason,
 }
 
 #[derive(Deserialize)]
-struct Reason {
+struct ErrorReason {
     #[serde(default)]
     code: String,
     #[serde(default)]
     message: String,
 }
 
-impl Link {
-    /// Creates a connection, without contacting the group.
+impl GroupConnection {
+    /// Creates a connection to a group of learners, without contacting the group.
     ///
     /// # Errors
-    /// Returns an error if the token is not a valid header value, or TLS cannot be set up.
+    /// Returns an error if the token is not a valid header value, or if TLS cannot be set up.
     pub fn new(options: LearnerOptions, processes: Option<Processes>) -> Result<Self, PolicyError> {
         let invalid =
             |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
         let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
-        let mut token =
-            token.map_err(|_| invalid("the token is not a valid header value".into()))?;
+        let mut token = token.map_err(|_| {
+            invalid(
+                "the learner's token is not a valid header value; use visible ASCII characters"
+                    .into(),
+            )
+        })?;
         token.set_sensitive(true);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
         let client =
             Client::new(Hosts::default(), None).map_err(|error| invalid(error.to_string()))?;
         let (ended, guard) = processes.map(|Processes { ended, guard }| (ended, guard)).unzip();
-        Ok(Link { options, client, headers, ended, _guard: guard })
+        Ok(GroupConnection { options, client, headers, ended, _guard: guard })
     }
 
-    /// Waits for the description of a group that may still be starting.
+    /// Waits until the group has started, and returns its description.
+    ///
+    /// # Errors
+    /// Returns an error if the group rejects the query, exits, or does not start in time.
     pub async fn await_description(&self) -> Result<Description, PolicyError> {
         let timeout = self.options.start;
         let mut last = String::new();
@@ -130,15 +137,16 @@ impl Link {
         })
     }
 
-    /// Waits for a moment, then returns the group's progress, or `None` if it does not report any.
-    pub async fn progress(&self) -> Option<Progress> {
+    /// Waits for the poll interval, then returns the progress of the group's current call, or
+    /// `None` if the group does not report progress.
+    pub async fn progress(&self) -> Option<LearnerProgress> {
         tokio::time::sleep(POLL_INTERVAL).await;
         self.get_json("/v1/progress").await.ok()
     }
 
-    /// Returns the response to a small query.
+    /// Gets `path` from the group, and parses the JSON response.
     pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, PolicyError> {
-        let url = self.address(path);
+        let url = self.join_url(path);
         let request = ClientRequest {
             method: Method::GET,
             url: url.clone(),
@@ -162,14 +170,14 @@ impl Link {
         })
     }
 
-    /// Returns the body of a successful response, or the reason of the failure.
+    /// Returns the body of a successful response to a call, or the reason of the failure.
     pub fn check_response(&self, response: ClientResponse) -> Result<Bytes, CallFailure> {
         if response.status.is_success() {
             return Ok(response.body);
         }
-        let ErrorBody { error: Reason { code, message } } = serde_json::from_slice(&response.body)
-            .unwrap_or_else(|_| ErrorBody {
-                error: Reason {
+        let ErrorBody { error: ErrorReason { code, message } } =
+            serde_json::from_slice(&response.body).unwrap_or_else(|_| ErrorBody {
+                error: ErrorReason {
                     code: String::new(),
                     message: response.text().chars().take(500).collect(),
                 },
@@ -180,9 +188,10 @@ impl Link {
             (StatusCode::CONFLICT, _) => PolicyError::PlanMismatch(message),
             (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
             (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
-            (StatusCode::UNAUTHORIZED, _) => {
-                PolicyError::Invalid(format!("the learner at {url} does not accept the token"))
-            }
+            (StatusCode::UNAUTHORIZED, _) => PolicyError::Invalid(format!(
+                "the learner at {url} does not accept the token; send the token that it was \
+                 started with"
+            )),
             (StatusCode::INSUFFICIENT_STORAGE, _) | (_, "storage") => PolicyError::Storage(message),
             (status, _) if status.is_client_error() => PolicyError::Invalid(format!(
                 "the learner at {url} rejects the call: {message} ({status})"
@@ -191,7 +200,7 @@ impl Link {
         }))
     }
 
-    pub fn address(&self, path: &str) -> String {
+    pub fn join_url(&self, path: &str) -> String {
         format!("{}{path}", self.options.url.trim_end_matches('/'))
     }
 
@@ -200,14 +209,14 @@ impl Link {
         self.ended.is_some()
     }
 
-    /// Waits until the processes have exited, and returns how. Never returns if this process did
-    /// not start them.
+    /// Waits until the group's processes have exited, and returns a description of their exit.
+    /// Never returns if this process did not start them.
     pub async fn wait_for_exit(&self) -> String {
         let Some(ended) = &self.ended else { return std::future::pending().await };
         let mut ended = ended.clone();
         let ended =
             ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
-        ended.unwrap_or_else(|_| "its processes are no longer supervised".into())
+        ended.unwrap_or_else(|_| "the learner's processes are no longer supervised".into())
     }
 
     pub fn stopped_error(&self, why: &str) -> PolicyError {

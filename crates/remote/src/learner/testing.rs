@@ -267,13 +267,15 @@ impl GroupState {
                 tokio::time::sleep(Duration::from_secs(3)).await;
                 response.json = json!({ "sums": trained.sums, "step": trained.step });
             }
-            "logprobs" => response.numbers("logprobs", target.logprobs(batch(&mut body)?).await?),
-            "values" => response.numbers("values", target.values(batch(&mut body)?).await?),
+            "logprobs" => {
+                response.put_numbers("logprobs", target.logprobs(batch(&mut body)?).await?)
+            }
+            "values" => response.put_numbers("values", target.values(batch(&mut body)?).await?),
             "predictions" => {
                 let found = target.predictions(batch(&mut body)?).await?;
-                response.numbers("logprobs", found.logprobs);
-                response.numbers("entropies", found.entropies);
-                response.numbers("concentrations", found.concentrations);
+                response.put_numbers("logprobs", found.logprobs);
+                response.put_numbers("entropies", found.entropies);
+                response.put_numbers("concentrations", found.concentrations);
             }
             "forward_backward" => {
                 let loss: Loss = body.take("loss").map_err(invalid)?;

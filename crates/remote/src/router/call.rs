@@ -6,13 +6,14 @@ use levade_policy::process_time::with_timeout;
 use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::gate::Ticket;
-use super::pool::{Blame, Pool};
+use super::gate::QueueTicket;
+use super::pool::{ErrorCause, ReplicaPool};
 use super::replica::Replica;
 
 /// A sampling call in flight, which the router can continue on another replica.
-pub(crate) struct Call {
-    /// The remaining work: tokens already sent to the caller are part of the prompt.
+pub(crate) struct RoutedCall {
+    /// Request for the remaining tokens. Tokens that the caller has received are part of its
+    /// prompt.
     pub request: SampleRequest,
     /// Channel through which the caller receives tokens.
     pub events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
@@ -20,24 +21,25 @@ pub(crate) struct Call {
     pub aborted: watch::Receiver<bool>,
     /// Notified once, when the call is accepted or rejected.
     pub accepted: Option<oneshot::Sender<Result<(), PolicyError>>>,
-    /// Number of tokens sent to the caller.
+    /// Number of sampled tokens that the caller has received.
     pub sampled: usize,
-    /// Number of prompt log-probabilities sent to the caller.
+    /// Number of prompt log-probabilities that the caller has received.
     pub scored: usize,
-    /// The newest token, held back while it may be the last token of the completion.
+    /// Newest sampled token, which is withheld from the caller while it may be the last token of
+    /// the completion.
     pub retained: Option<SampleEvent>,
 }
 
-/// Waits until the call is to be aborted.
-async fn ended(aborted: &mut watch::Receiver<bool>) {
+/// Waits until the caller aborts the call.
+async fn wait_for_abort(aborted: &mut watch::Receiver<bool>) {
     if aborted.wait_for(|aborted| *aborted).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-impl Call {
-    /// Runs the call until it ends or the caller drops its stream.
-    pub async fn run(mut self, pool: Arc<Pool>, ticket: Ticket) {
+impl RoutedCall {
+    /// Runs the sampling call until it ends or the caller drops its stream.
+    pub async fn run(mut self, pool: Arc<ReplicaPool>, ticket: QueueTicket) {
         let events = self.events.clone();
         let end = tokio::select! {
             biased;
@@ -55,22 +57,22 @@ impl Call {
         }
     }
 
-    fn accepts(&mut self) {
+    fn notify_accepted(&mut self) {
         self.accepted.take().map(|accepted| accepted.send(Ok(())));
     }
 
     async fn serve(
         &mut self,
-        pool: &Pool,
-        mut ticket: Ticket,
+        pool: &ReplicaPool,
+        mut ticket: QueueTicket,
     ) -> Result<FinishReason, PolicyError> {
-        let permit = match ticket.now() {
+        let permit = match ticket.try_take() {
             Some(permit) => permit,
             None => {
-                self.accepts();
+                self.notify_accepted();
                 tokio::select! {
                     biased;
-                    () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+                    () = wait_for_abort(&mut self.aborted) => return Ok(FinishReason::Aborted),
                     turn = ticket.wait_for_permit() => turn?,
                 }
             }
@@ -80,48 +82,48 @@ impl Call {
         end
     }
 
-    async fn try_replicas(&mut self, pool: &Pool) -> Result<FinishReason, PolicyError> {
+    async fn try_replicas(&mut self, pool: &ReplicaPool) -> Result<FinishReason, PolicyError> {
         let mut tried = Vec::new();
         loop {
             let min_version = self.request.min_version;
             let chosen = tokio::select! {
                 biased;
-                () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+                () = wait_for_abort(&mut self.aborted) => return Ok(FinishReason::Aborted),
                 chosen = pool.await_replica(&self.request.prompt, min_version, &tried) => chosen?,
             };
             let replica = &chosen.0;
             let error = match self.sample_from(pool, replica).await {
                 Ok(reason) => {
-                    pool.finishes(replica, &self.request.prompt);
+                    pool.record_completion(replica, &self.request.prompt);
                     return Ok(reason);
                 }
                 // The next replica samples the held token again.
                 Err(_) if *self.aborted.borrow() => return Ok(FinishReason::Aborted),
                 Err(error) => error,
             };
-            let blame = Blame::from_error(&error);
+            let blame = ErrorCause::from_error(&error);
             match &error {
                 PolicyError::PromptTooLong { .. } if self.sampled > 0 => {
                     return Ok(FinishReason::Context);
                 }
                 PolicyError::Behind { version, .. } => pool.note_sampled_version(replica, *version),
-                error => pool.blames(replica, error),
+                error => pool.record_error(replica, error),
             }
             if let Some(reason) = self.finish_reason() {
                 return Ok(reason);
             }
             tried.push(replica.index);
             match blame {
-                Blame::Request => return Err(error),
-                Blame::Neither if !pool.has_other(&tried) => return Err(error),
+                ErrorCause::Request => return Err(error),
+                ErrorCause::Neither if !pool.has_untried_replica(&tried) => return Err(error),
                 _ if tried.len() >= pool.options.tries => return Err(error),
-                Blame::Neither | Blame::Replica => {}
+                ErrorCause::Neither | ErrorCause::Replica => {}
             }
         }
     }
 
-    /// Returns why the completion is complete, or `None` if it is not. Used if the replica failed
-    /// after the last token.
+    /// Returns the reason why the completion is complete, or `None` if tokens are missing. Used if
+    /// a replica failed after it had sent the last token.
     fn finish_reason(&self) -> Option<FinishReason> {
         let stops = |token| self.request.params.stop_ids.contains(token);
         if self.sampled > 0 && self.request.prompt.last().is_some_and(stops) {
@@ -132,31 +134,31 @@ impl Call {
         (self.request.params.max_tokens == 0 && is_scored).then_some(FinishReason::Length)
     }
 
-    /// Samples the remaining tokens on one replica.
+    /// Samples the remaining tokens of the completion on one replica.
     async fn sample_from(
         &mut self,
-        pool: &Pool,
+        pool: &ReplicaPool,
         replica: &Replica,
     ) -> Result<FinishReason, PolicyError> {
         let options = &pool.options;
         self.retained = None;
         let mut stream = tokio::select! {
             biased;
-            () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+            () = wait_for_abort(&mut self.aborted) => return Ok(FinishReason::Aborted),
             stream = replica.sampler.sample(self.request.clone()) => stream?,
             () = replica.sleep_unpaused(options.accept, options) => {
                 let what = format!("{} to accept a request", replica.name);
                 return Err(PolicyError::Deadline(options.accept, what));
             }
         };
-        self.accepts();
+        self.notify_accepted();
         let mut is_ending = false;
         let mut read = 0;
         loop {
             let event = tokio::select! {
                 biased;
                 event = stream.next() => event,
-                () = ended(&mut self.aborted), if !is_ending => {
+                () = wait_for_abort(&mut self.aborted), if !is_ending => {
                     is_ending = true;
                     let abort = replica.sampler.abort(Some(self.request.stream));
                     with_timeout(options.response_timeout, abort).await;
@@ -174,20 +176,20 @@ impl Call {
                     return Ok(reason);
                 }
                 Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
-                    replica.progresses();
+                    replica.count_event();
                     let count = logprobs.len();
-                    self.scores(read, logprobs, top);
+                    self.emit_scores(read, logprobs, top);
                     read += count;
                 }
                 Some(Ok(SampleEvent::Tokens { version, tokens, logprobs, top })) => {
-                    replica.progresses();
+                    replica.count_event();
                     let min_version = self.request.min_version;
                     if version < min_version {
                         let policy = options.policy.clone();
                         return Err(PolicyError::Behind { policy, min_version, version });
                     }
                     pool.note_sampled_version(replica, version);
-                    self.takes(SampleEvent::Tokens { tokens, logprobs, top, version });
+                    self.forward_tokens(SampleEvent::Tokens { tokens, logprobs, top, version });
                 }
                 Some(Err(error)) => return Err(error),
                 None => return Err(PolicyError::Stopped(replica.name.clone().into())),
@@ -195,9 +197,9 @@ impl Call {
         }
     }
 
-    /// Forwards prompt log-probabilities, of which this replica has returned `read` before, except
-    /// those that a previous replica has returned.
-    fn scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
+    /// Forwards prompt log-probabilities to the caller, except those that a previous replica has
+    /// returned. `read` is the number of log-probabilities that this replica has returned before.
+    fn emit_scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
         let known = self.scored.saturating_sub(read).min(logprobs.len());
         logprobs.drain(..known);
         top.drain(..known.min(top.len()));
@@ -207,8 +209,8 @@ impl Call {
         }
     }
 
-    /// Forwards tokens that a replica sampled.
-    fn takes(&mut self, tokens: SampleEvent) {
+    /// Forwards tokens that a replica has sampled to the caller.
+    fn forward_tokens(&mut self, tokens: SampleEvent) {
         self.emit_retained();
         let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else {
             return;
@@ -232,8 +234,8 @@ impl Call {
         }
     }
 
-    /// Sends tokens to the caller, and moves them into the prompt of the remaining work, which
-    /// requires weights that are no older.
+    /// Sends tokens to the caller, and moves them into the prompt of the remaining request. The
+    /// remaining tokens must not be sampled from older weights.
     fn emit(&mut self, event: SampleEvent) {
         let SampleEvent::Tokens { tokens, version, .. } = &event else { return };
         let request = &mut self.request;

@@ -11,15 +11,16 @@ use prefix::Prefix;
 pub use prefix::PrefixOptions;
 use round_robin::RoundRobin;
 
-/// How a router selects among the replicas that may take a call.
+/// Strategy by which a router selects a replica for a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Choice {
-    /// Each replica in turn.
+    /// The replicas are selected in rotation.
     RoundRobin,
-    /// The replica with the fewest running calls of this router; ties in turn.
+    /// The replica with the fewest running calls of this router is selected. On a tie, the replicas
+    /// are selected in rotation.
     LeastLoaded,
-    /// The replica that has cached the longest prefix of the prompt, unless it has many more calls
-    /// than another.
+    /// The replica that has cached the longest prefix of the prompt is selected, unless it has many
+    /// more calls than another replica.
     Prefix(PrefixOptions),
 }
 
@@ -30,7 +31,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    pub(crate) fn make(&self) -> Box<dyn ReplicaSelector> {
+    pub(crate) fn create_selector(&self) -> Box<dyn ReplicaSelector> {
         match self {
             Choice::RoundRobin => Box::new(RoundRobin::default()),
             Choice::LeastLoaded => Box::new(LeastLoaded::default()),
@@ -39,24 +40,25 @@ impl Choice {
     }
 }
 
-/// A replica that may take a call.
+/// A replica that is able to take a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Candidate {
-    /// Index of the replica.
+pub(crate) struct ReplicaCandidate {
+    /// Index of the replica in the router.
     pub replica: usize,
     /// Calls of the router that run on the replica.
     pub running: usize,
 }
 
-/// A selection strategy.
+/// Strategy that selects a replica for each call of a router.
 pub(crate) trait ReplicaSelector: Send {
-    /// Returns the index of the replica that takes a call with this prompt. `candidates` must not
-    /// be empty, and must be sorted by index.
-    fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize;
+    /// Selects the replica for a call with the prompt `prompt`, and returns its index. `candidates`
+    /// must not be empty, and must be sorted by index.
+    fn choose(&mut self, prompt: &[u32], candidates: &[ReplicaCandidate]) -> usize;
 
-    /// Records a token sequence that `replica` computes or has computed.
+    /// Records a token sequence that `replica` is computing or has computed, and so has in its
+    /// prefix cache.
     fn record_tokens(&mut self, _replica: usize, _tokens: &[u32]) {}
 
-    /// Records that `replica` may have lost its cache.
+    /// Records that `replica` may have lost its prefix cache.
     fn forget_replica(&mut self, _replica: usize) {}
 }

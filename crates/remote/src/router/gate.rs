@@ -10,89 +10,95 @@ use levade_policy::process_time::with_timeout;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// Maximum retry hint, in seconds.
+/// Maximum time after which a rejected caller is advised to retry, in seconds.
 const MAX_RETRY_AFTER_SECONDS: f64 = 60.0;
-/// Weight of the newest call in the moving average of call durations.
+/// Weight of the newest call in the moving average of call durations, between 0 and 1.
 const SMOOTHING: f64 = 0.1;
 
-/// FIFO admission gate in front of calls.
+/// First-in, first-out gate that limits the number of running calls and of waiting calls.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct AdmissionGate {
     max_running: usize,
     max_waiting: usize,
-    state: Mutex<State>,
-    /// Notified when a call ends.
+    state: Mutex<GateState>,
+    /// Notified when a running call ends.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GateState {
     running: usize,
-    waiting: VecDeque<oneshot::Sender<Permit>>,
+    waiting: VecDeque<oneshot::Sender<RunPermit>>,
     is_paused: bool,
     is_closed: bool,
-    /// Moving average of call durations, in seconds. 0 before the first call has ended.
+    /// Moving average of call durations, in seconds. 0 until the first call has ended.
     mean: f64,
 }
 
-/// Slot in the queue, which yields the permit to run.
+/// Position of a call in the queue. It yields the permit to run.
 #[derive(Debug)]
-pub(crate) struct Ticket(oneshot::Receiver<Permit>);
+pub(crate) struct QueueTicket(oneshot::Receiver<RunPermit>);
 
-impl Ticket {
-    /// Returns the permit if it has been granted already.
-    pub fn now(&mut self) -> Option<Permit> {
+impl QueueTicket {
+    /// Returns the permit to run if it has already been granted, without waiting.
+    pub fn try_take(&mut self) -> Option<RunPermit> {
         self.0.try_recv().ok()
     }
 
-    /// Waits for the permit.
+    /// Waits until the permit to run is granted.
     ///
     /// # Errors
     /// Returns [`PolicyError::Stopped`] if the gate has been dropped.
-    pub async fn wait_for_permit(self) -> Result<Permit, PolicyError> {
+    pub async fn wait_for_permit(self) -> Result<RunPermit, PolicyError> {
         self.0.await.map_err(|_| PolicyError::Stopped("the router".into()))
     }
 }
 
-/// Permit of a running call, released on drop.
+/// Permit of a call to run, released on drop.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    gate: Arc<Gate>,
-    /// When the call started. `None` if the caller had gone when the permit was granted.
+pub(crate) struct RunPermit {
+    gate: Arc<AdmissionGate>,
+    /// Time at which the call started. `None` if the caller had already left when the permit was
+    /// granted.
     since: Option<Instant>,
 }
 
-impl Drop for Permit {
+impl Drop for RunPermit {
     fn drop(&mut self) {
-        let mut state = self.gate.state();
+        let mut state = self.gate.lock_state();
         state.running -= 1;
         if let Some(took) = self.since.map(|since| since.elapsed().as_secs_f64()) {
             state.mean =
                 if state.mean == 0.0 { took } else { state.mean + SMOOTHING * (took - state.mean) };
         }
-        self.gate.admit(state);
+        self.gate.grant_permits(state);
         self.gate.ended.notify_waiters();
     }
 }
 
-impl Gate {
+impl AdmissionGate {
     /// Creates a gate for at most `max_running` running calls (0 for no limit) and `max_waiting`
     /// waiting calls.
     pub fn new(max_running: usize, max_waiting: usize) -> Arc<Self> {
         let max_running = if max_running == 0 { usize::MAX } else { max_running };
-        Arc::new(Gate { max_running, max_waiting, state: Mutex::default(), ended: Notify::new() })
+        Arc::new(AdmissionGate {
+            max_running,
+            max_waiting,
+            state: Mutex::default(),
+            ended: Notify::new(),
+        })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the queue.
+    /// Adds a call to the queue.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Busy`] if too many calls wait already, or if the gate is drained.
-    pub fn enter(self: &Arc<Self>) -> Result<Ticket, PolicyError> {
-        let mut state = self.state();
+    /// Returns [`PolicyError::Busy`] if too many calls already wait, or if the gate is drained.
+    pub fn join_queue(self: &Arc<Self>) -> Result<QueueTicket, PolicyError> {
+        let mut state = self.lock_state();
         // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
         let running = state.running;
@@ -108,19 +114,19 @@ impl Gate {
         }
         let (permit, ticket) = oneshot::channel();
         state.waiting.push_back(permit);
-        self.admit(state);
-        Ok(Ticket(ticket))
+        self.grant_permits(state);
+        Ok(QueueTicket(ticket))
     }
 
-    /// Starts waiting calls, up to the limit.
-    fn admit(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    /// Grants permits to waiting calls, up to the maximum number of running calls.
+    fn grant_permits(self: &Arc<Self>, mut state: MutexGuard<'_, GateState>) {
         // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
         let mut unclaimed = Vec::new();
         while !state.is_paused && state.running < self.max_running {
             let Some(waits) = state.waiting.pop_front() else { break };
             state.running += 1;
-            let permit = Permit { gate: self.clone(), since: Some(Instant::now()) };
+            let permit = RunPermit { gate: self.clone(), since: Some(Instant::now()) };
             unclaimed.extend(waits.send(permit).err());
         }
         drop(state);
@@ -130,29 +136,30 @@ impl Gate {
 
     /// Returns the numbers of running and of waiting calls.
     pub fn counts(&self) -> (usize, usize) {
-        let state = self.state();
+        let state = self.lock_state();
         (state.running, state.waiting.iter().filter(|waits| !waits.is_closed()).count())
     }
 
-    /// Stops starting calls; new calls wait.
+    /// Stops granting permits. New calls wait.
     pub fn pause(&self) {
-        self.state().is_paused = true;
+        self.lock_state().is_paused = true;
     }
 
-    /// Admits and starts calls again.
+    /// Admits new calls and grants permits again.
     pub fn resume(self: &Arc<Self>) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         (state.is_paused, state.is_closed) = (false, false);
-        self.admit(state);
+        self.grant_permits(state);
     }
 
     /// Rejects new calls, and waits until all admitted calls have ended.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Deadline`] with the number of remaining calls after `timeout`.
+    /// Returns [`PolicyError::Deadline`] with the number of remaining calls if they have not ended
+    /// within `timeout`.
     pub async fn drain(self: &Arc<Self>, timeout: Duration) -> Result<(), PolicyError> {
         self.resume();
-        self.state().is_closed = true;
+        self.lock_state().is_closed = true;
         let empty = async {
             loop {
                 let ended = self.ended.notified();
@@ -180,23 +187,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn full_gate_queues_then_rejects_with_hint() {
-        let gate = Gate::new(1, 2);
-        let first = gate.enter().unwrap().now().unwrap();
-        let mut second = gate.enter().unwrap();
-        let mut third = gate.enter().unwrap();
-        assert!(second.now().is_none());
+        let gate = AdmissionGate::new(1, 2);
+        let first = gate.join_queue().unwrap().try_take().unwrap();
+        let mut second = gate.join_queue().unwrap();
+        let mut third = gate.join_queue().unwrap();
+        assert!(second.try_take().is_none());
         tokio::time::advance(Duration::from_secs(4)).await;
-        let busy = gate.enter().unwrap_err();
+        let busy = gate.join_queue().unwrap_err();
         assert_eq!(
             busy.to_string(),
             "1 requests are running and 2 are waiting; try again in 1 s",
             "no call has ended yet"
         );
         drop(first);
-        assert!(third.now().is_none());
-        let second = second.now().unwrap();
-        let _fourth = gate.enter().unwrap();
-        let busy = gate.enter().unwrap_err();
+        assert!(third.try_take().is_none());
+        let second = second.try_take().unwrap();
+        let _fourth = gate.join_queue().unwrap();
+        let busy = gate.join_queue().unwrap_err();
         assert_eq!(
             busy,
             PolicyError::Busy {
@@ -205,16 +212,16 @@ mod tests {
             }
         );
         drop(second);
-        third.now().unwrap();
+        third.try_take().unwrap();
     }
 
     #[tokio::test]
     async fn dropped_ticket_frees_its_slot() {
-        let gate = Gate::new(1, 1);
-        let mut first = gate.enter().unwrap();
-        drop(gate.enter().unwrap());
-        let second = gate.enter().unwrap();
-        let permit = first.now().unwrap();
+        let gate = AdmissionGate::new(1, 1);
+        let mut first = gate.join_queue().unwrap();
+        drop(gate.join_queue().unwrap());
+        let second = gate.join_queue().unwrap();
+        let permit = first.try_take().unwrap();
         drop(permit);
         assert_eq!(gate.counts(), (1, 0), "the turn waits to be taken");
         drop(second);
@@ -223,24 +230,27 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn paused_gate_queues_and_drained_gate_rejects() {
-        let gate = Gate::new(0, 8);
-        let first = gate.enter().unwrap().now().unwrap();
+        let gate = AdmissionGate::new(0, 8);
+        let first = gate.join_queue().unwrap().try_take().unwrap();
         gate.pause();
-        let mut second = gate.enter().unwrap();
-        assert!(second.now().is_none());
+        let mut second = gate.join_queue().unwrap();
+        assert!(second.try_take().is_none());
         let error = gate.drain(Duration::from_secs(5)).await.unwrap_err().to_string();
         assert_eq!(error, "waited 5s for 2 running and 0 waiting calls to end");
         assert!(
-            gate.enter().unwrap_err().to_string().starts_with("the router is draining: 2 requests")
+            gate.join_queue()
+                .unwrap_err()
+                .to_string()
+                .starts_with("the router is draining: 2 requests")
         );
         let draining = tokio::spawn({
             let gate = gate.clone();
             async move { gate.drain(Duration::from_secs(5)).await }
         });
         tokio::task::yield_now().await;
-        drop((first, second.now().unwrap()));
+        drop((first, second.try_take().unwrap()));
         draining.await.unwrap().unwrap();
         gate.resume();
-        gate.enter().unwrap().now().unwrap();
+        gate.join_queue().unwrap().try_take().unwrap();
     }
 }

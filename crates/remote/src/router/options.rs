@@ -8,39 +8,40 @@ use super::choice::Choice;
 /// is paused.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouterOptions {
-    /// Name of the policy that all replicas sample from. Requests for other policies are rejected.
-    /// Empty accepts any policy.
+    /// Name of the policy that all replicas sample from. Requests that name another policy are
+    /// rejected. If empty, requests for any policy are accepted.
     pub policy: String,
-    /// How a replica is selected for a call.
+    /// Strategy by which a replica is selected for a call.
     pub choice: Choice,
-    /// Maximum number of calls that run at once. 0 disables the limit.
+    /// Maximum number of calls that run at the same time. 0 disables the limit.
     pub max_running: usize,
     /// Maximum number of calls that wait to run. Further calls are rejected with
     /// [`Busy`](levade_policy::PolicyError).
     pub max_waiting: usize,
-    /// Maximum number of replicas that one call is tried on, so that a request that makes replicas
-    /// fail does not take all of them down. At least 1.
+    /// Maximum number of replicas on which one call is tried. Limits the damage of a request that
+    /// makes replicas fail. Must be at least 1.
     pub tries: usize,
-    /// Timeout for a call that waits until a replica serves, if none does.
+    /// Maximum time that a call waits for a serving replica if no replica serves.
     pub replica_timeout: Duration,
-    /// Timeout for a replica to accept a request.
+    /// Maximum time that a replica may take to accept a request.
     pub accept: Duration,
-    /// Timeout for a replica to sample any token, for any call, while calls wait for it.
+    /// Maximum time in which a replica samples no token for any call although calls wait for
+    /// tokens.
     pub silence: Duration,
-    /// Timeout for a replica to answer a status query or to end an aborted call.
+    /// Maximum time that a replica may take to answer a status query or to end an aborted call.
     pub response_timeout: Duration,
-    /// Timeout for a replica to load weights.
+    /// Maximum time that a replica may take to load weights.
     pub update_timeout: Duration,
-    /// Prompt of probes, which sample one token. Must not be empty.
+    /// Prompt of the probes, as token ids. A probe samples one token. Must not be empty.
     pub probe: Vec<u32>,
-    /// Interval between probes of an idle replica.
+    /// Interval between probes of a replica that samples nothing.
     pub probe_every: Duration,
-    /// Timeout for a probe.
+    /// Maximum time that a probe may take.
     pub probe_within: Duration,
     /// Number of consecutive failures after which a replica is quarantined. At least 1.
     pub failures: u32,
-    /// Time that a replica stays in quarantine before its first probe. It doubles with each failed
-    /// probe.
+    /// Time from the start of a replica's quarantine to its first probe. The time to the next probe
+    /// doubles with each failed probe.
     pub initial_wait: Duration,
     /// Maximum time between probes of a quarantined replica.
     pub max_wait: Duration,

@@ -8,82 +8,82 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::choice::{Candidate, ReplicaSelector};
+use super::choice::{ReplicaCandidate, ReplicaSelector};
 use super::options::RouterOptions;
 use super::replica::{Health, Replica};
 
-/// Stream of probes, which no call uses.
+/// Random stream of probes, which no sampling call uses.
 const PROBES: u64 = u64::MAX - 2;
 
-/// The replicas of a router.
-pub(crate) struct Pool {
-    /// All replicas since the start, by index, including those that have left.
+/// The replicas of a router, with their weights and their health.
+pub(crate) struct ReplicaPool {
+    /// All replicas that have ever joined, by index, including replicas that have left.
     replicas: Mutex<Vec<Arc<Replica>>>,
     pub options: RouterOptions,
     choice: Mutex<Box<dyn ReplicaSelector>>,
-    weights: Mutex<Weights>,
-    /// Notified when a replica serves again.
+    weights: Mutex<PoolWeights>,
+    /// Notified when a replica starts to serve again.
     returned: Notify,
     /// Whether the replicas have released their devices, until they load weights again.
     rests: watch::Sender<bool>,
 }
 
-/// Weights that replicas should have.
+/// Weights that the replicas of a router should have loaded.
 #[derive(Default)]
-struct Weights {
-    /// The newest published weights.
+struct PoolWeights {
+    /// Newest published weights. `None` if no weights have been published.
     newest: Option<WeightsRef>,
-    /// The version that all serving replicas have loaded. A replica that reports an older version
-    /// has lost it.
+    /// Version that all serving replicas have loaded. A replica that reports an older version has
+    /// lost its weights.
     loaded_version: u64,
 }
 
-/// A replica that runs a call, until this is dropped.
+/// Guard that counts a call as running on a replica until the guard is dropped.
 pub(crate) struct ReplicaGuard(pub Arc<Replica>);
 
 impl Drop for ReplicaGuard {
     fn drop(&mut self) {
-        self.0.counts(false);
+        self.0.count_call(false);
     }
 }
 
-/// The party that an error of a replica is attributed to.
+/// The cause of an error that a replica returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Blame {
-    /// The request: no replica can serve it.
+pub(crate) enum ErrorCause {
+    /// The request is the cause: no replica can serve it.
     Request,
-    /// Neither: another replica may serve the request.
+    /// Neither the request nor the replica is the cause. Another replica may serve the request.
     Neither,
-    /// The replica.
+    /// The replica is the cause.
     Replica,
 }
 
-impl Blame {
-    /// Returns the party that `error` is attributed to.
+impl ErrorCause {
+    /// Returns the cause of `error`.
     pub fn from_error(error: &PolicyError) -> Self {
         match error {
-            PolicyError::Busy { .. } | PolicyError::Behind { .. } => Blame::Neither,
+            PolicyError::Busy { .. } | PolicyError::Behind { .. } => ErrorCause::Neither,
             PolicyError::Deadline(..)
             | PolicyError::Stopped(_)
             | PolicyError::Storage(_)
             | PolicyError::WeightsNotLoaded(_)
             // Damaged weights are the fault of one replica. Diverged weights fail on the next
             // replica too.
-            | PolicyError::NotFinite { .. } => Blame::Replica,
+            | PolicyError::NotFinite { .. } => ErrorCause::Replica,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
             | PolicyError::PlanMismatch(_)
             | PolicyError::NoValueHead
             | PolicyError::NoPredictions
-            | PolicyError::NoTerms => Blame::Request,
+            | PolicyError::NoTerms => ErrorCause::Request,
         }
     }
 }
 
-/// Ends the pause of probes when dropped.
-struct RestGuard<'a>(&'a Pool);
+/// Guard that resumes the probes of all replicas when dropped.
+struct ProbePauseGuard<'a>(&'a ReplicaPool);
 
-impl Drop for RestGuard<'_> {
+impl Drop for ProbePauseGuard<'_> {
     fn drop(&mut self) {
         self.0.rests.send_replace(false);
     }
@@ -93,14 +93,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Pool {
+impl ReplicaPool {
     pub fn new(replicas: Vec<(String, Arc<dyn Sampler>)>, options: RouterOptions) -> Self {
         let replicas = replicas.into_iter().enumerate();
         let replicas =
             replicas.map(|(i, (name, sampler))| Arc::new(Replica::new(i, name, sampler, &options)));
-        Pool {
+        ReplicaPool {
             replicas: Mutex::new(replicas.collect()),
-            choice: Mutex::new(options.choice.make()),
+            choice: Mutex::new(options.choice.create_selector()),
             options,
             weights: Mutex::default(),
             returned: Notify::new(),
@@ -108,12 +108,12 @@ impl Pool {
         }
     }
 
-    /// Returns the replicas that have not left.
+    /// Returns the replicas that have not left the router.
     pub fn replicas(&self) -> Vec<Arc<Replica>> {
         lock(&self.replicas).iter().filter(|replica| !replica.has_left()).cloned().collect()
     }
 
-    /// Returns the replica with this index, even if it has left.
+    /// Returns the replica with the index `index`, even if it has left the router.
     pub fn replica(&self, index: usize) -> Option<Arc<Replica>> {
         lock(&self.replicas).get(index).cloned()
     }
@@ -125,33 +125,34 @@ impl Pool {
         if replicas.iter().any(|replica| replica.name == name && !replica.has_left()) {
             return None;
         }
-        let replica = Arc::new(Replica::joining(replicas.len(), name, sampler, &self.options));
+        let replica = Arc::new(Replica::new_joining(replicas.len(), name, sampler, &self.options));
         replicas.push(Arc::clone(&replica));
         Some(replica)
     }
 
-    /// Pauses probes until replicas load weights, because they have no devices meanwhile.
-    pub fn rest(&self) {
+    /// Pauses the probes of all replicas until they load weights, because they have no devices in
+    /// the meantime.
+    pub fn pause_probes(&self) {
         self.rests.send_replace(true);
     }
 
-    fn is_resting(&self) -> bool {
+    fn is_paused(&self) -> bool {
         *self.rests.borrow()
     }
 
-    /// Waits until probes are paused (`rests`) or resumed.
-    async fn wait_for_rest(&self, rests: bool) {
+    /// Waits until probes are paused if `rests` is true, otherwise until they are resumed.
+    async fn wait_until_paused(&self, rests: bool) {
         // Cannot fail: the pool owns the sender.
         self.rests.subscribe().wait_for(|now| *now == rests).await.ok();
     }
 
-    /// Removes a replica for good; its calls in flight continue. Returns whether a replica with
+    /// Removes a replica permanently. Its calls in flight continue. Returns whether a replica with
     /// this name existed.
     pub fn leave(&self, name: &str) -> bool {
         let Some(replica) = self.replicas().into_iter().find(|replica| replica.name == name) else {
             return false;
         };
-        replica.leaves();
+        replica.mark_left();
         lock(&self.choice).forget_replica(replica.index);
         info!(member = replica.name, "removed a sampler");
         true
@@ -162,10 +163,10 @@ impl Pool {
         self.replicas().into_iter().filter(|replica| replica.health() <= worst).collect()
     }
 
-    /// Assigns a call with this prompt to a replica that is not quarantined, or returns `None` if
-    /// there is none. Prefers replicas that were not `tried`, then those that serve, then those
-    /// that have version `min_version`.
-    pub fn choose(
+    /// Assigns a call with the prompt `prompt` to a replica that is not quarantined. Returns `None`
+    /// if there is no such replica. Prefers replicas that are not in `tried`, then serving
+    /// replicas, then replicas that have the weights of version `min_version`.
+    pub fn choose_replica(
         &self,
         prompt: &[u32],
         min_version: u64,
@@ -181,11 +182,11 @@ impl Pool {
                 let is_suspected = status.health == Health::Suspected;
                 let rank =
                     (tried.contains(&replica.index), is_suspected, status.version < min_version);
-                (rank, Candidate { replica: replica.index, running: status.running })
+                (rank, ReplicaCandidate { replica: replica.index, running: status.running })
             })
             .collect();
         let best = may.iter().map(|(rank, _)| *rank).min()?;
-        let candidates: Vec<Candidate> = may
+        let candidates: Vec<ReplicaCandidate> = may
             .into_iter()
             .filter(|(rank, _)| *rank == best)
             .map(|(_, candidate)| candidate)
@@ -193,15 +194,15 @@ impl Pool {
         let chosen = choice.choose(prompt, &candidates);
         let replica = replicas.into_iter().find(|replica| replica.index == chosen)?;
         choice.record_tokens(replica.index, prompt);
-        replica.counts(true);
+        replica.count_call(true);
         Some(ReplicaGuard(replica))
     }
 
-    /// Assigns a call to a replica, and waits for one if necessary.
+    /// Assigns a call to a replica, and waits for a replica if none serves.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Stopped`] with the reasons of all replicas if none serves within
-    /// `options.patience`.
+    /// Returns [`PolicyError::Stopped`] with the reasons of all replicas if no replica serves
+    /// within `options.replica_timeout`.
     pub async fn await_replica(
         &self,
         prompt: &[u32],
@@ -212,7 +213,7 @@ impl Pool {
             loop {
                 let mut returned = std::pin::pin!(self.returned.notified());
                 returned.as_mut().enable();
-                if let Some(chosen) = self.choose(prompt, min_version, tried) {
+                if let Some(chosen) = self.choose_replica(prompt, min_version, tried) {
                     return chosen;
                 }
                 returned.await;
@@ -236,22 +237,23 @@ impl Pool {
         PolicyError::Stopped(format!("every replica of the router ({})", reasons.join("; ")).into())
     }
 
-    /// Records a completed call and the tokens that the replica has now cached.
-    pub fn finishes(&self, replica: &Replica, tokens: &[u32]) {
+    /// Records that a call has completed on a replica, and that the replica has now cached
+    /// `tokens`.
+    pub fn record_completion(&self, replica: &Replica, tokens: &[u32]) {
         lock(&self.choice).record_tokens(replica.index, tokens);
-        replica.finishes(&self.options);
+        replica.record_completion(&self.options);
     }
 
-    /// Records an error of a replica if the replica is at fault.
-    pub fn blames(&self, replica: &Replica, error: &PolicyError) {
-        if Blame::from_error(error) == Blame::Replica {
-            self.fails(replica, error);
+    /// Counts an error as a failure of a replica if the replica is its cause.
+    pub fn record_error(&self, replica: &Replica, error: &PolicyError) {
+        if ErrorCause::from_error(error) == ErrorCause::Replica {
+            self.record_failure(replica, error);
         }
     }
 
-    /// Records a failure, whatever its cause.
-    fn fails(&self, replica: &Replica, error: &PolicyError) {
-        if let (health, true) = replica.fails(error, &self.options) {
+    /// Counts an error as a failure of a replica, whatever its cause.
+    fn record_failure(&self, replica: &Replica, error: &PolicyError) {
+        if let (health, true) = replica.record_failure(error, &self.options) {
             warn!(member = replica.name, ?health, %error, "a sampler failed");
             if health == Health::Quarantined {
                 lock(&self.choice).forget_replica(replica.index);
@@ -259,35 +261,37 @@ impl Pool {
         }
     }
 
-    /// Quarantines a replica until it has recovered.
-    pub fn quarantines(&self, replica: &Replica, reason: &PolicyError) {
-        if replica.quarantines(reason, &self.options) {
+    /// Quarantines a replica: it gets no calls until it has loaded the newest weights and passed a
+    /// probe.
+    pub fn quarantine(&self, replica: &Replica, reason: &PolicyError) {
+        if replica.start_quarantine(reason, &self.options) {
             warn!(member = replica.name, %reason, "a sampler is quarantined");
             lock(&self.choice).forget_replica(replica.index);
         }
     }
 
-    /// Records the version of a sampled token, or the version that a rejection reports.
+    /// Records the version of the weights that a replica has used, from a sampled token or from a
+    /// rejection.
     pub fn note_sampled_version(&self, replica: &Replica, version: u64) {
         replica.note_sampled_version(version, lock(&self.weights).loaded_version);
     }
 
-    /// Returns whether a replica exists that can take a call and was not tried.
-    pub fn has_other(&self, tried: &[usize]) -> bool {
+    /// Returns whether there is a replica that can take a call and is not in `tried`.
+    pub fn has_untried_replica(&self, tried: &[usize]) -> bool {
         self.replicas_up_to(Health::Suspected).iter().any(|replica| !tried.contains(&replica.index))
     }
 
-    /// Makes all replicas load weights concurrently, except quarantined ones, which load them when
-    /// they recover.
+    /// Makes all replicas load weights concurrently. Quarantined replicas load them when they
+    /// recover.
     ///
-    /// If all replicas are unreachable, as servers during a restart, waits for one to come back and
-    /// load them.
+    /// If all replicas are unreachable, as servers are during a restart, waits until a replica is
+    /// reachable again and has loaded the weights.
     ///
     /// # Errors
-    /// Returns [`PolicyError::WeightsNotLoaded`] with the reasons of all replicas if none has
-    /// loaded the weights. No replica is quarantined then, since the weights may be at fault.
+    /// Returns [`PolicyError::WeightsNotLoaded`] with the reasons of all replicas if no replica has
+    /// loaded the weights. No replica is quarantined then, since the weights may be the cause.
     pub async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let rest_guard = RestGuard(self);
+        let rest_guard = ProbePauseGuard(self);
         let (targets, before) = {
             let mut known = lock(&self.weights);
             let before = known.newest.replace(weights.clone());
@@ -305,7 +309,7 @@ impl Pool {
                     .call_with_timeout(timeout, &what, replica.sampler.update_weights(&weights))
                     .await;
                 if loaded.is_ok() {
-                    replica.has_version(weights.version);
+                    replica.set_version(weights.version);
                 }
                 drop(update_guard);
                 (replica, loaded)
@@ -323,13 +327,14 @@ impl Pool {
         let all_unreachable = !loaded && missed.iter().all(|(_, error)| error.is_transient());
         if loaded || all_unreachable {
             for (replica, error) in &missed {
-                self.quarantines(replica, error);
+                self.quarantine(replica, error);
             }
         }
         if all_unreachable {
-            loaded = with_timeout(self.options.update_timeout, self.return_with(weights.version))
-                .await
-                .is_some();
+            loaded =
+                with_timeout(self.options.update_timeout, self.wait_for_version(weights.version))
+                    .await
+                    .is_some();
         }
         if !loaded {
             let mut known = lock(&self.weights);
@@ -349,8 +354,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits until a serving replica has this version of the weights.
-    async fn return_with(&self, version: u64) {
+    /// Waits until a serving replica has loaded the weights of version `version`.
+    async fn wait_for_version(&self, version: u64) {
         loop {
             let returned = self.returned.notified();
             let mut returned = std::pin::pin!(returned);
@@ -365,36 +370,36 @@ impl Pool {
         }
     }
 
-    /// Monitors a replica until it leaves: probes it when a probe is due.
-    pub async fn watch(self: Arc<Self>, replica: Arc<Replica>) {
+    /// Monitors a replica until it leaves the router: probes it whenever a probe is due.
+    pub async fn monitor(self: Arc<Self>, replica: Arc<Replica>) {
         let mut progress = 0;
         while !replica.has_left() {
-            self.wait_for_rest(false).await;
+            self.wait_until_paused(false).await;
             tokio::select! {
-                () = tokio::time::sleep_until(replica.due()) => {}
+                () = tokio::time::sleep_until(replica.next_probe_time()) => {}
                 () = replica.nudged.notified() => continue,
             }
-            if self.is_resting() {
+            if self.is_paused() {
                 continue;
             }
             // A replica that is sampling needs no probe.
-            let before = std::mem::replace(&mut progress, replica.progress());
-            if replica.may_wait(before != progress, &self.options) {
+            let before = std::mem::replace(&mut progress, replica.num_events());
+            if replica.postpone_probe(before != progress, &self.options) {
                 continue;
             }
-            match self.checks(&replica).await {
+            match self.check_replica(&replica).await {
                 Ok(()) => {}
-                Err(error) => self.fails(&replica, &error),
+                Err(error) => self.record_failure(&replica, &error),
             }
         }
     }
 
-    /// Checks that a replica has the right weights, and samples a token from it.
-    async fn checks(&self, replica: &Replica) -> Result<(), PolicyError> {
+    /// Checks that a replica has the newest weights, and samples a token from it.
+    async fn check_replica(&self, replica: &Replica) -> Result<(), PolicyError> {
         loop {
             let newest = self.resync(replica).await?;
-            self.probe(replica).await?;
-            if self.is_resting() {
+            self.probe_replica(replica).await?;
+            if self.is_paused() {
                 return Ok(());
             }
             let known = lock(&self.weights);
@@ -402,7 +407,7 @@ impl Pool {
             if replica.health() == Health::Quarantined && known.newest != newest {
                 continue;
             }
-            if replica.passes(&self.options) {
+            if replica.record_passed_probe(&self.options) {
                 info!(member = replica.name, "a sampler is serving again");
                 self.returned.notify_waiters();
             }
@@ -410,8 +415,8 @@ impl Pool {
         }
     }
 
-    /// Quarantines a replica that has lost its weights, as after a restart, and sends a quarantined
-    /// replica the newest weights if its own are older. Returns the newest weights.
+    /// Quarantines a replica that has lost its weights, for example because it was restarted. Sends
+    /// a quarantined replica the newest weights if its own are older. Returns the newest weights.
     async fn resync(&self, replica: &Replica) -> Result<Option<WeightsRef>, PolicyError> {
         let response_timeout = self.options.response_timeout;
         let update_timeout = self.options.update_timeout;
@@ -426,7 +431,7 @@ impl Pool {
         let loaded = lock(&self.weights).loaded_version;
         let weight_updates = replica.weight_updates();
         let has = version().await?;
-        if self.is_resting() {
+        if self.is_paused() {
             return Ok(None);
         }
         let stands = weight_updates.is_some() && replica.weight_updates() == weight_updates;
@@ -434,9 +439,9 @@ impl Pool {
             // The weight update in progress records its own outcome.
             return Ok(lock(&self.weights).newest.clone());
         }
-        replica.has_version(has);
+        replica.set_version(has);
         if has < loaded && replica.health() != Health::Quarantined {
-            self.quarantines(replica, &self.behind(loaded, has));
+            self.quarantine(replica, &self.behind_error(loaded, has));
         }
         let newest = lock(&self.weights).newest.clone();
         let Some(weights) = newest.as_ref().filter(|_| replica.health() == Health::Quarantined)
@@ -450,22 +455,22 @@ impl Pool {
                 .call_with_timeout(update_timeout, &what, replica.sampler.update_weights(weights))
                 .await?;
             let has = version().await?;
-            replica.has_version(has);
+            replica.set_version(has);
             if has < min_version {
-                return Err(self.behind(min_version, has));
+                return Err(self.behind_error(min_version, has));
             }
         }
         Ok(newest)
     }
 
-    fn behind(&self, min_version: u64, version: u64) -> PolicyError {
+    fn behind_error(&self, min_version: u64, version: u64) -> PolicyError {
         let policy = self.options.policy.clone();
         PolicyError::Behind { policy, min_version, version }
     }
 
-    /// Samples one token from a replica.
-    async fn probe(&self, replica: &Replica) -> Result<(), PolicyError> {
-        let before = replica.progress();
+    /// Samples one token from a replica, to check that it works.
+    async fn probe_replica(&self, replica: &Replica) -> Result<(), PolicyError> {
+        let old = replica.num_events();
         let request = SampleRequest {
             id: "probe".into(),
             policy: self.options.policy.clone(),
@@ -483,7 +488,7 @@ impl Pool {
         tokio::select! {
             biased;
             // The probe is abandoned, so that it does not wake a replica that gives up its devices.
-            () = self.wait_for_rest(true) => Ok(()),
+            () = self.wait_until_paused(true) => Ok(()),
             sampled = sampling => match sampled?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
@@ -491,7 +496,7 @@ impl Pool {
                                                        token,", replica.name).into())),
             },
             // A replica that samples for other calls meanwhile is busy, not unreachable.
-            () = replica.sleep_unpaused(limit, &self.options) => match replica.progress() == before {
+            () = replica.sleep_unpaused(limit, &self.options) => match replica.num_events() == old {
                 true => Err(PolicyError::Deadline(limit, format!("{} to sample a \
                                                                   token", replica.name))),
                 false => Ok(()),

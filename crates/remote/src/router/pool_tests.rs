@@ -58,7 +58,7 @@ async fn overlapping_replica_pauses_are_counted_once() {
 }
 
 #[tokio::test]
-async fn new_rejects_routers_that_never_serve() {
+async fn router_new_rejects_invalid_options() {
     assert!(creation_error(&[], round_robin_options()).contains("has no replicas"));
     assert!(
         creation_error(&["a", "b", "a"], round_robin_options())

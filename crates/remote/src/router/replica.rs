@@ -12,26 +12,26 @@ use tokio::time::Instant;
 
 use super::options::RouterOptions;
 
-/// Health of a replica, which decides whether it gets calls.
+/// Health of a replica, which determines whether the replica gets calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
     /// The replica has not failed since its last success.
     Serving,
-    /// The replica has failed: calls go to serving replicas while there are any.
+    /// The replica has failed. Calls go to serving replicas while there are any.
     Suspected,
     /// The replica gets no calls until it has loaded the newest weights and passed a probe.
     Quarantined,
 }
 
-/// Status of a replica, as it is reported.
+/// Status of a replica, as the router reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaStatus {
     /// Name of the replica.
     pub name: String,
     /// Health of the replica.
     pub health: Health,
-    /// Reason why the replica is not serving. `None` if it is.
+    /// Reason why the replica is not serving. `None` if it is serving.
     pub reason: Option<String>,
     /// Newest version of the weights that the replica is known to have. 0 if the version is
     /// unknown.
@@ -40,29 +40,29 @@ pub struct ReplicaStatus {
     pub running: usize,
     /// Number of calls that completed on the replica.
     pub finished: u64,
-    /// Number of failures: of calls, probes and weight updates.
+    /// Number of failed calls, probes and weight updates on the replica.
     pub failed: u64,
 }
 
-/// A sampler behind a router, with its health.
+/// A sampler of a router, with its health.
 pub(crate) struct Replica {
     pub index: usize,
     pub name: String,
     pub sampler: Arc<dyn Sampler>,
-    /// Notified when a probe may be due earlier than before.
+    /// Notified when the time of the next probe may have been moved forward.
     pub nudged: Notify,
-    state: Mutex<State>,
-    /// Number of events received from the replica, over all calls.
+    state: Mutex<ReplicaState>,
+    /// Number of events that the replica has sent, over all calls.
     progress: AtomicU64,
-    /// Whether the replica has left the router for good.
+    /// Whether the replica has left the router permanently.
     has_left: AtomicBool,
-    /// Number of weight updates that have started.
+    /// Number of weight updates that have started on the replica.
     updates_started: AtomicU64,
-    /// Number of weight updates that have ended, successfully or not.
+    /// Number of weight updates that have ended on the replica, successfully or not.
     updates_ended: AtomicU64,
 }
 
-/// Guard of a weight update in progress.
+/// Guard of a weight update in progress on a replica. The update ends when the guard is dropped.
 pub struct WeightUpdateGuard<'a>(&'a Replica);
 
 impl Drop for WeightUpdateGuard<'_> {
@@ -71,15 +71,16 @@ impl Drop for WeightUpdateGuard<'_> {
     }
 }
 
-struct State {
+struct ReplicaState {
     status: ReplicaStatus,
-    /// Consecutive failures.
+    /// Number of consecutive failures of the replica.
     in_a_row: u32,
-    /// Time of the next probe.
+    /// Time at which the next probe of the replica is due.
     due: Instant,
-    /// Wait after the next failed probe in quarantine.
+    /// Time between the next failed probe in quarantine and the probe after it.
     wait: Duration,
-    /// Whether to probe the replica although it samples.
+    /// Whether the replica must be probed although it samples, because it has sampled from outdated
+    /// weights.
     is_doubted: bool,
 }
 
@@ -101,7 +102,7 @@ impl Replica {
         };
         let due = Instant::now() + options.probe_every;
         let wait = options.initial_wait;
-        let state = State { status, in_a_row: 0, due, wait, is_doubted: false };
+        let state = ReplicaState { status, in_a_row: 0, due, wait, is_doubted: false };
         Replica {
             index,
             name,
@@ -115,9 +116,9 @@ impl Replica {
         }
     }
 
-    /// Creates a replica that joins a running router: it is in quarantine until a probe, which is
-    /// due now.
-    pub fn joining(
+    /// Creates a replica that joins a running router. It is in quarantine until it passes a probe,
+    /// which is due immediately.
+    pub fn new_joining(
         index: usize,
         name: String,
         sampler: Arc<dyn Sampler>,
@@ -125,7 +126,7 @@ impl Replica {
     ) -> Self {
         let replica = Self::new(index, name, sampler, options);
         {
-            let mut state = replica.state();
+            let mut state = replica.lock_state();
             state.status.health = Health::Quarantined;
             state.status.reason = Some("it has just joined".into());
             state.due = Instant::now();
@@ -133,41 +134,41 @@ impl Replica {
         replica
     }
 
-    /// Returns whether the replica has left the router for good.
+    /// Returns whether the replica has left the router permanently.
     pub fn has_left(&self) -> bool {
         self.has_left.load(Ordering::Relaxed)
     }
 
-    /// Marks the replica as having left.
-    pub fn leaves(&self) {
+    /// Marks the replica as having left the router.
+    pub fn mark_left(&self) {
         self.has_left.store(true, Ordering::Relaxed);
         self.nudged.notify_one();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, ReplicaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn status(&self) -> ReplicaStatus {
-        self.state().status.clone()
+        self.lock_state().status.clone()
     }
 
     pub fn health(&self) -> Health {
-        self.state().status.health
+        self.lock_state().status.health
     }
 
-    /// Returns the time of the next probe.
-    pub fn due(&self) -> Instant {
-        self.state().due
+    /// Returns the time at which the next probe of the replica is due.
+    pub fn next_probe_time(&self) -> Instant {
+        self.lock_state().due
     }
 
-    /// Counts an event received from the replica.
-    pub fn progresses(&self) {
+    /// Counts an event that the replica has sent.
+    pub fn count_event(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of events received from the replica so far.
-    pub fn progress(&self) -> u64 {
+    /// Returns the number of events that the replica has sent so far.
+    pub fn num_events(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
@@ -177,24 +178,24 @@ impl Replica {
         WeightUpdateGuard(self)
     }
 
-    /// Returns the number of completed weight updates, or `None` if one is in progress. A version
-    /// that the replica reports while this value changes is meaningless, because a replica has no
-    /// version during an update.
+    /// Returns the number of completed weight updates, or `None` if an update is in progress. A
+    /// version that the replica reports while this number changes is meaningless, because a replica
+    /// has no version during an update.
     pub fn weight_updates(&self) -> Option<u64> {
         let ended = self.updates_ended.load(Ordering::SeqCst);
         (self.updates_started.load(Ordering::SeqCst) == ended).then_some(ended)
     }
 
-    /// Records the version that the replica reports.
-    pub fn has_version(&self, version: u64) {
-        self.state().status.version = version;
+    /// Records the version of the weights that the replica reports.
+    pub fn set_version(&self, version: u64) {
+        self.lock_state().status.version = version;
     }
 
-    /// Records the version of a token, which may have been sampled a while ago. If all replicas
-    /// should have version `min_version` by now and the token's version is older, schedules a probe
-    /// at once.
+    /// Records the version of the weights from which a token was sampled, possibly a while ago.
+    /// `min_version` is the version that all replicas should have by now. If the token's version is
+    /// older, schedules a probe immediately.
     pub fn note_sampled_version(&self, version: u64, min_version: u64) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.status.version = state.status.version.max(version);
         if version < min_version && !state.is_doubted && state.status.health != Health::Quarantined
         {
@@ -204,10 +205,10 @@ impl Replica {
         }
     }
 
-    /// Returns whether a due probe can be skipped, because the replica serves and samples, and
-    /// postpones it then.
-    pub fn may_wait(&self, has_progressed: bool, options: &RouterOptions) -> bool {
-        let mut state = self.state();
+    /// Returns whether a due probe can be skipped, because the replica serves and has sent events.
+    /// In this case, postpones the probe.
+    pub fn postpone_probe(&self, has_progressed: bool, options: &RouterOptions) -> bool {
+        let mut state = self.lock_state();
         let doubted = std::mem::take(&mut state.is_doubted);
         let may = state.status.health == Health::Serving && has_progressed && !doubted;
         if may {
@@ -216,15 +217,15 @@ impl Replica {
         may
     }
 
-    /// Counts a call that starts (`is_start`) or ends.
-    pub fn counts(&self, is_start: bool) {
-        let running = &mut self.state().status.running;
+    /// Counts a call on the replica as started if `is_start` is true, otherwise as ended.
+    pub fn count_call(&self, is_start: bool) {
+        let running = &mut self.lock_state().status.running;
         *running = if is_start { *running + 1 } else { *running - 1 };
     }
 
-    /// Records a completed call, which ends suspicion.
-    pub fn finishes(&self, options: &RouterOptions) {
-        let mut state = self.state();
+    /// Records a completed call, after which a suspected replica serves again.
+    pub fn record_completion(&self, options: &RouterOptions) {
+        let mut state = self.lock_state();
         state.status.finished += 1;
         if state.status.health != Health::Quarantined {
             state.serve(options);
@@ -232,20 +233,21 @@ impl Replica {
         }
     }
 
-    /// Records a passed probe. Returns whether the replica serves again. Only a completed call
-    /// resets the failure count, so a replica that passes probes but fails calls returns to
-    /// quarantine at its next failed call, for longer.
-    pub fn passes(&self, options: &RouterOptions) -> bool {
-        let mut state = self.state();
+    /// Records a passed probe. Returns whether the replica serves again after a failure. Only a
+    /// completed call resets the failure count. So a replica that passes probes but fails calls
+    /// returns to quarantine at its next failed call, for a longer time.
+    pub fn record_passed_probe(&self, options: &RouterOptions) -> bool {
+        let mut state = self.lock_state();
         let again = state.status.health != Health::Serving;
         state.serve(options);
         state.in_a_row = state.in_a_row.min(options.failures - 1);
         again
     }
 
-    /// Records a failure. Returns the health, and whether it has changed.
-    pub fn fails(&self, error: &PolicyError, options: &RouterOptions) -> (Health, bool) {
-        let mut state = self.state();
+    /// Records a failure of the replica. Returns the resulting health, and whether the health has
+    /// changed.
+    pub fn record_failure(&self, error: &PolicyError, options: &RouterOptions) -> (Health, bool) {
+        let mut state = self.lock_state();
         state.in_a_row += 1;
         state.status.failed += 1;
         let before = state.status.health;
@@ -264,9 +266,9 @@ impl Replica {
         (health, health != before)
     }
 
-    /// Quarantines the replica. Returns whether it was not quarantined before.
-    pub fn quarantines(&self, reason: &PolicyError, options: &RouterOptions) -> bool {
-        let mut state = self.state();
+    /// Quarantines the replica. Returns whether it was serving or suspected before.
+    pub fn start_quarantine(&self, reason: &PolicyError, options: &RouterOptions) -> bool {
+        let mut state = self.lock_state();
         let before = state.status.health;
         state.status.failed += 1;
         state.quarantine(reason, options);
@@ -275,7 +277,7 @@ impl Replica {
         before != Health::Quarantined
     }
 
-    /// Runs a query to the replica, with a timeout.
+    /// Runs a query to the replica, with a timeout. `what` describes the query in errors.
     ///
     /// # Errors
     /// Returns the query's error, or [`PolicyError::Deadline`] after `timeout`.
@@ -291,45 +293,45 @@ impl Replica {
         })
     }
 
-    /// Waits for `limit`, excluding time in which the replica was paused.
+    /// Waits for the duration `limit`, excluding time in which the replica was paused.
     pub async fn sleep_unpaused(&self, limit: Duration, options: &RouterOptions) {
         loop {
             // Pauses are queried late and not during every wait, because the replica may be on
             // another machine. A pause that lasts until now, or almost, shows in the rest of the
             // time.
             sleep(limit.mul_f64(0.75)).await;
-            let before = self.paused(options).await;
+            let before = self.query_paused(options).await;
             sleep(limit.mul_f64(0.25)).await;
-            if self.paused(options).await <= before {
+            if self.query_paused(options).await <= before {
                 return;
             }
         }
     }
 
-    async fn paused(&self, options: &RouterOptions) -> Duration {
+    async fn query_paused(&self, options: &RouterOptions) -> Duration {
         let paused = with_timeout(options.response_timeout, self.sampler.paused()).await;
         paused.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Returns when the replica has sampled nothing for any call for `options.silence`, although it
-    /// may sample for a call that requires version `min_version`.
+    /// Waits until the replica is silent: it has sampled nothing for any call for
+    /// `options.silence`, although its weights have version `min_version` or a newer one.
     pub async fn wait_until_silent(&self, min_version: u64, options: &RouterOptions) {
         loop {
-            let before = self.progress();
+            let before = self.num_events();
             self.sleep_unpaused(options.silence, options).await;
             let may_sample = || async {
                 let version = with_timeout(options.response_timeout, self.sampler.version()).await;
                 // A replica that does not report its version counts as silent.
                 version.and_then(Result::ok).is_none_or(|version| version >= min_version)
             };
-            if self.progress() == before && may_sample().await {
+            if self.num_events() == before && may_sample().await {
                 return;
             }
         }
     }
 }
 
-impl State {
+impl ReplicaState {
     fn serve(&mut self, options: &RouterOptions) {
         self.status.health = Health::Serving;
         self.status.reason = None;

@@ -17,7 +17,7 @@ fn health(router: &Router) -> Vec<Health> {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn failover_returns_same_completion_without_repeated_tokens() {
+async fn router_failover_returns_same_completion_without_repeated_tokens() {
     let plain = undisturbed(request(3, 8)).await;
     assert_eq!(plain.tokens.len(), 8);
     for sampled in 0..=8 {

@@ -7,29 +7,30 @@ use levade_policy::{DeviceStats, Load, PolicyError};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use super::pool::Pool;
+use super::pool::ReplicaPool;
 use super::replica::{Health, Replica};
 
-/// Counters of replicas, kept while replicas are unreachable or restart. A query locks them until
-/// all replicas have answered, so a later result is never older than an earlier one.
+/// Sums of the counters of all replicas, which include replicas that are unreachable or have
+/// restarted. A query locks the sums until all replicas have answered, so a later result is never
+/// older than an earlier one.
 #[derive(Debug)]
-pub(crate) struct Totals {
+pub(crate) struct ReplicaTotals {
     replicas: Mutex<Vec<ReplicaStats>>,
-    /// Time that each replica was paused, and the total.
+    /// Time in which each replica was paused, and the total time in which any replica was paused.
     paused: Mutex<(Vec<Duration>, Duration)>,
 }
 
-/// Known counters of one replica.
+/// Counters of one replica, as it last reported them.
 #[derive(Debug, Clone, Default)]
 struct ReplicaStats {
-    /// Sums over previous processes of the replica.
+    /// Sums of the counters of the replica's earlier processes.
     before: DeviceStats,
-    /// Counters of the current process. `None` if it reports none.
+    /// Counters of the replica's current process. `None` if it has reported none.
     now: Option<DeviceStats>,
 }
 
-/// Adds two sets of counters. `cache_filled`, a fraction, is that of `b`.
-fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
+/// Adds two sets of counters. Takes `cache_filled`, which is a fraction, from `b`.
+fn add_stats(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
     DeviceStats {
         prefix_hits: a.prefix_hits + b.prefix_hits,
         prefilled: a.prefilled + b.prefilled,
@@ -42,23 +43,23 @@ fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
 }
 
 impl ReplicaStats {
-    fn counts(&mut self, stats: DeviceStats) {
+    fn update(&mut self, stats: DeviceStats) {
         // Counters only rise within one process; a lower value means a restart.
         if let Some(past) = self
             .now
             .take()
             .filter(|past| stats.sampled < past.sampled || stats.prefilled < past.prefilled)
         {
-            self.before = sum(&self.before, &past);
+            self.before = add_stats(&self.before, &past);
         }
         self.now = Some(stats);
     }
 }
 
-/// Queries all replicas that are not quarantined, concurrently. Replicas that fail are left out of
-/// the result.
-async fn call_all<T: Send + 'static, F>(
-    pool: &Pool,
+/// Queries all replicas that are not quarantined, concurrently. Replicas whose query fails are
+/// omitted from the result.
+async fn query_replicas<T: Send + 'static, F>(
+    pool: &ReplicaPool,
     what: &'static str,
     question: impl Fn(Arc<Replica>) -> F,
 ) -> Vec<(usize, T)>
@@ -79,7 +80,7 @@ where
             Ok(response) => responses.push((index, response)),
             Err(error) => {
                 if let Some(replica) = pool.replica(index) {
-                    pool.blames(&replica, &error);
+                    pool.record_error(&replica, &error);
                 }
             }
         }
@@ -88,19 +89,21 @@ where
     responses
 }
 
-impl Totals {
+impl ReplicaTotals {
     pub fn new(replicas: usize) -> Self {
-        Totals {
+        ReplicaTotals {
             replicas: Mutex::new(vec![ReplicaStats::default(); replicas]),
             paused: Mutex::new((vec![Duration::ZERO; replicas], Duration::ZERO)),
         }
     }
 
-    /// Returns the oldest version of the serving replicas, or of the suspected ones if none serves.
-    pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
-        let versions = call_all(pool, "report the version of its weights", |replica| async move {
-            replica.sampler.version().await
-        });
+    /// Returns the oldest version of the weights on the serving replicas, or on the suspected
+    /// replicas if no replica serves.
+    pub async fn version(&self, pool: &ReplicaPool) -> Result<u64, PolicyError> {
+        let versions =
+            query_replicas(pool, "report the version of its weights", |replica| async move {
+                replica.sampler.version().await
+            });
         let versions: Vec<(usize, u64)> = versions.await;
         let health = |index| pool.replica(index).map(|replica| replica.health());
         let min_version = versions
@@ -113,15 +116,12 @@ impl Totals {
             .ok_or_else(|| pool.no_replica_error())
     }
 
-    /// Returns the requests of all replicas, including those that wait in the router, and the mean
-    /// fraction of cache in use.
-    pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
-        let loads =
-            call_all(
-                pool,
-                "report its load",
-                |replica| async move { replica.sampler.workload().await },
-            );
+    /// Returns the load of the router: the number of requests on all replicas and in the router's
+    /// queue, and the mean fraction of the caches that is in use.
+    pub async fn load(&self, pool: &ReplicaPool, waiting: usize) -> Load {
+        let loads = query_replicas(pool, "report its load", |replica| async move {
+            replica.sampler.workload().await
+        });
         let mut total = Load { waiting, ..Load::default() };
         let loads: Vec<(usize, Load)> = loads.await;
         for (_, load) in &loads {
@@ -132,10 +132,11 @@ impl Totals {
         total
     }
 
-    /// Returns the sums of all device counters. The filled fraction of the caches is the mean.
-    pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
+    /// Returns the sums of all device counters. The fraction of filled cache is the mean over the
+    /// replicas. `None` if no replica has reported counters.
+    pub async fn stats(&self, pool: &ReplicaPool) -> Option<DeviceStats> {
         let mut replicas = self.replicas.lock().await;
-        let found = call_all(pool, "report its device statistics", |replica| async move {
+        let found = query_replicas(pool, "report its device statistics", |replica| async move {
             replica.sampler.device_stats().await
         });
         let found: Vec<(usize, Option<DeviceStats>)> = found.await;
@@ -144,26 +145,26 @@ impl Totals {
                 replicas.resize_with(index + 1, ReplicaStats::default);
             }
             if let Some(stats) = stats {
-                replicas[index].counts(stats);
+                replicas[index].update(stats);
             }
         }
         let known: Vec<DeviceStats> = replicas
             .iter()
-            .filter_map(|known| Some(sum(&known.before, known.now.as_ref()?)))
+            .filter_map(|known| Some(add_stats(&known.before, known.now.as_ref()?)))
             .collect();
         let mut total =
-            known.iter().fold(DeviceStats::default(), |total, stats| sum(&total, stats));
+            known.iter().fold(DeviceStats::default(), |total, stats| add_stats(&total, stats));
         total.cache_filled =
             known.iter().map(|stats| stats.cache_filled).sum::<f64>() / known.len() as f64;
         (!known.is_empty()).then_some(total)
     }
 
-    /// Returns the total time that replicas were paused. Simultaneous pauses, as of devices that
-    /// train together, count once, with the longest.
-    pub async fn paused(&self, pool: &Pool) -> Duration {
+    /// Returns the total time in which replicas were paused. Simultaneous pauses, for example of
+    /// devices that train together, count once, with the duration of the longest.
+    pub async fn paused(&self, pool: &ReplicaPool) -> Duration {
         let mut known = self.paused.lock().await;
         let (replicas, total) = &mut *known;
-        let found = call_all(pool, "report how long it was paused", |replica| async move {
+        let found = query_replicas(pool, "report how long it was paused", |replica| async move {
             replica.sampler.paused().await
         });
         let found: Vec<(usize, Duration)> = found.await;

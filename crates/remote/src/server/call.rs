@@ -8,56 +8,59 @@ use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLo
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::dialect::{Chunk, End, RequestTarget, Span};
-use super::http::Events;
+use super::dialect::{CompletionEnd, RequestTarget, StreamChunk, WeightSpan};
+use super::http::EventStream;
 use super::options::InFlight;
-use super::stops::Stops;
+use super::stops::StopStringSearch;
 use super::weight_update::{LoadedWeights, parse_version};
-use super::{Gate, Inner};
+use super::{RequestGate, ServerInner};
 
-/// Maximum number of consecutive requests under the same weights if the server aborts them.
+/// Maximum number of consecutive requests under the same weights if the server aborts each of them.
 const MAX_TRIES: usize = 3;
 
 /// A sampling call in flight on one server.
-pub(super) struct Call {
-    server: Arc<Inner>,
-    /// The remaining work: tokens already returned are part of the prompt.
+pub(super) struct ServerCall {
+    server: Arc<ServerInner>,
+    /// Request for the remaining tokens. Tokens that the caller has received are part of its
+    /// prompt.
     request: SampleRequest,
     events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
     aborted: watch::Receiver<bool>,
-    gate: watch::Receiver<Gate>,
-    /// Whether the maximum length was reduced so that the completion fits the context.
+    gate: watch::Receiver<RequestGate>,
+    /// Whether the maximum number of tokens was reduced so that the completion fits the context.
     is_truncated: bool,
 }
 
-/// Tokens that have arrived for one request to the server.
+/// Progress of one request to the server: the tokens that have arrived.
 #[derive(Default)]
 struct CallProgress {
-    /// Tokens that have arrived, with log-probabilities and alternatives, and were not returned
-    /// yet.
+    /// Tokens that have arrived but were not sent to the caller, with their log-probabilities and
+    /// alternatives.
     pending: Vec<(u32, f32, TopLogprobs)>,
-    /// Number of tokens returned.
+    /// Number of tokens that were sent to the caller.
     emitted: usize,
-    /// Number of tokens returned before the server reported their labels.
+    /// Number of tokens that were sent to the caller before the server reported the label of their
+    /// weights.
     unlabelled: usize,
-    /// Whether the last token completes a stop string.
+    /// Whether the last token that has arrived completes a stop string.
     is_stopped: bool,
 }
 
-/// How a request to the server ended.
-enum Outcome {
+/// Result of a request to the server.
+enum RequestOutcome {
     /// The completion is complete.
     Complete(FinishReason),
-    /// The completion is partial, and must be requested again with the tokens returned so far.
+    /// The completion is partial. The remaining tokens must be requested, with the tokens so far as
+    /// part of the prompt.
     Retry,
     /// The completion stopped at an end-of-text token of the model's files, which the request
     /// ignores, so the call continues with another request.
     Continue,
 }
 
-impl Call {
+impl ServerCall {
     pub fn new(
-        server: Arc<Inner>,
+        server: Arc<ServerInner>,
         mut request: SampleRequest,
         events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
         aborted: watch::Receiver<bool>,
@@ -66,10 +69,10 @@ impl Call {
         let room = server.options.context - request.prompt.len().min(server.options.context);
         let is_truncated = request.params.max_tokens > room;
         request.params.max_tokens = request.params.max_tokens.min(room);
-        Call { server, request, events, aborted, gate, is_truncated }
+        ServerCall { server, request, events, aborted, gate, is_truncated }
     }
 
-    /// Runs the call until it ends or the caller drops its stream.
+    /// Runs the sampling call until it ends or the caller drops its stream.
     pub async fn run(mut self) {
         let events = self.events.clone();
         let mut aborted = self.aborted.clone();
@@ -92,19 +95,19 @@ impl Call {
     async fn serve(&mut self) -> Result<FinishReason, PolicyError> {
         let mut tries = (0, 0);
         loop {
-            let (changes, weights) = self.open().await?;
+            let (changes, weights) = self.wait_for_weights().await?;
             tries = if tries.1 == changes { (tries.0 + 1, changes) } else { (1, changes) };
             if tries.0 > MAX_TRIES {
                 return Err(self
                     .server
                     .http
-                    .stopped_error("another client keeps aborting its completions"));
+                    .stopped_error("another client keeps aborting the server's completions"));
             }
             if let Some(top) = self.request.params.prompt_logprobs {
                 let prompt = self.request.prompt.clone();
                 let scored = tokio::select! {
-                    scored = self.server.score(&prompt, top, &weights) => scored?,
-                    () = changed(&mut self.gate, changes) => continue,
+                    scored = self.server.score_prompt(&prompt, top, &weights) => scored?,
+                    () = wait_for_weight_change(&mut self.gate, changes) => continue,
                 };
                 let (logprobs, top) = scored;
                 self.emit(SampleEvent::Prompt { logprobs, top });
@@ -118,12 +121,12 @@ impl Call {
                 });
             }
             match self.generate(changes, &weights).await? {
-                Outcome::Complete(reason) => return Ok(reason),
+                RequestOutcome::Complete(reason) => return Ok(reason),
                 // A token arrived, so the request counts as progress.
-                Outcome::Continue => tries.0 = 0,
-                Outcome::Retry => {
-                    if let Some(why) = self.server.dialect.rejection(&self.request.params) {
-                        return Err(self.server.http.rejection(why));
+                RequestOutcome::Continue => tries.0 = 0,
+                RequestOutcome::Retry => {
+                    if let Some(why) = self.server.dialect.rejection_reason(&self.request.params) {
+                        return Err(self.server.http.rejection_error(why));
                     }
                 }
             }
@@ -136,13 +139,13 @@ impl Call {
         self.events.send(Ok(event)).ok();
     }
 
-    /// Waits until requests may be sent, and returns the number of changes and the weights. Wakes a
-    /// sleeping server as soon as its devices are free.
+    /// Waits until requests may be sent. Wakes a sleeping server as soon as its devices are free.
+    /// Returns the number of weight replacements so far, and the server's weights.
     ///
     /// # Errors
-    /// Returns an error if a change of weights takes too long, the server cannot be woken, or its
-    /// weights are older than the request requires.
-    async fn open(&mut self) -> Result<(u64, Arc<LoadedWeights>), PolicyError> {
+    /// Returns an error if a replacement of the weights takes too long, if the server cannot be
+    /// woken, or if its weights are older than the request requires.
+    async fn wait_for_weights(&mut self) -> Result<(u64, Arc<LoadedWeights>), PolicyError> {
         let server = Arc::clone(&self.server);
         let min_version = self.request.min_version;
         let limit = server.options.update_timeout * 2;
@@ -180,19 +183,19 @@ impl Call {
         };
         match gate.weights {
             Some(weights) if weights.version < min_version => {
-                Err(self.behind(min_version, weights.version))
+                Err(self.behind_error(min_version, weights.version))
             }
             Some(weights) => Ok((gate.changes, weights)),
             None if gate.changes > 0 => {
                 Err(server.http.stopped_error("the server has not loaded the weights completely"))
             }
-            None if min_version > 0 => Err(self.behind(min_version, 0)),
+            None if min_version > 0 => Err(self.behind_error(min_version, 0)),
             // No run has loaded weights: the server samples from those that it was started with.
             None => {
-                let facts = server.facts().await?;
+                let facts = server.query_facts().await?;
                 let mark = server
                     .dialect
-                    .label(&server.http, &facts, server.options.response_timeout)
+                    .query_label(&server.http, &facts, server.options.response_timeout)
                     .await?;
                 let label = "as started".to_owned();
                 let model = facts.model.clone();
@@ -206,28 +209,29 @@ impl Call {
         }
     }
 
-    fn behind(&self, min_version: u64, version: u64) -> PolicyError {
+    fn behind_error(&self, min_version: u64, version: u64) -> PolicyError {
         PolicyError::Behind { policy: self.request.policy.clone(), min_version, version }
     }
 
-    /// Returns the seed of the remaining tokens. Each part of a completion has its own seed.
-    fn seed(&self) -> u64 {
+    /// Returns the random seed for the remaining tokens. Each part of a completion has its own
+    /// seed.
+    fn seed_of_remaining_tokens(&self) -> u64 {
         let SampleRequest { seed, stream, params, .. } = &self.request;
         (levade_policy::uniform(*seed, *stream, params.sampled_before as u64) * (u64::MAX as f64))
             as u64
     }
 
-    /// Sends one request, and returns its tokens to the caller.
+    /// Sends one request to the server, and sends its tokens to the caller.
     async fn generate(
         &mut self,
         changes: u64,
         weights: &LoadedWeights,
-    ) -> Result<Outcome, PolicyError> {
+    ) -> Result<RequestOutcome, PolicyError> {
         let server = Arc::clone(&self.server);
         let target = RequestTarget {
             model: &weights.model,
             label: &weights.label,
-            seed: weights.seeds.then(|| self.seed()),
+            seed: weights.seeds.then(|| self.seed_of_remaining_tokens()),
         };
         let body = server.dialect.generate_body(&self.request, &target);
         let keeps = server.options.in_flight == InFlight::Keep;
@@ -235,15 +239,18 @@ impl Call {
         let adapters = server.options.adapters;
         let watches = !(keeps && adapters);
         let top = self.request.params.top_logprobs;
+        let route = server.dialect.sampling_route();
         let mut events = tokio::select! {
             biased;
             // The request may have reached the server, but none of its tokens were returned.
-            () = changed(&mut self.gate, changes) => return Ok(Outcome::Retry),
-            events = server.http.stream(server.dialect.route(), &body, server.options.silence) => events?,
+            () = wait_for_weight_change(&mut self.gate, changes) => {
+                return Ok(RequestOutcome::Retry);
+            }
+            events = server.http.stream(route, &body, server.options.silence) => events?,
         };
         let strings = self.request.params.stop_strings.clone();
         let bytes = server.options.tokens.clone();
-        let mut stops = Stops::new(&strings, bytes.as_deref());
+        let mut stops = StopStringSearch::new(&strings, bytes.as_deref());
         let max_count = self.request.params.max_tokens;
         let mut progress = CallProgress::default();
         let mut is_crossing = false;
@@ -251,14 +258,14 @@ impl Call {
         loop {
             let event = tokio::select! {
                 biased;
-                () = changed(&mut gate, changes), if watches && !is_crossing => {
+                () = wait_for_weight_change(&mut gate, changes), if watches && !is_crossing => {
                     if !keeps {
-                        return Ok(Outcome::Retry);
+                        return Ok(RequestOutcome::Retry);
                     }
                     is_crossing = true;
                     continue;
                 }
-                event = self.next(&mut events, progress.emitted) => event?,
+                event = self.next_event(&mut events, progress.emitted) => event?,
             };
             let Some(event) = event else {
                 return Err(server
@@ -268,9 +275,9 @@ impl Call {
             let seen = progress.emitted + progress.pending.len();
             let chunk = server
                 .dialect
-                .chunk(&event, seen, top)
+                .parse_chunk(&event, seen, top)
                 .map_err(|why| server.http.stopped_error(&why))?;
-            let Chunk { tokens, logprobs, top, spans, end } = chunk;
+            let StreamChunk { tokens, logprobs, top, spans, end } = chunk;
             self.check_tokens(&tokens, seen, max_count)?;
             if let (Some(spans), Some(_)) = (&spans, &end) {
                 let num_labelled = spans.last().map_or(0, |span| span.end);
@@ -293,7 +300,7 @@ impl Call {
                 );
                 let params = &self.request.params;
                 let stop = (before..progress.pending.len()).find(|at| {
-                    stops.completes(progress.pending[*at].0)
+                    stops.push_token(progress.pending[*at].0)
                         && (params.sampled_before + *at + 1 > params.min_tokens)
                 });
                 if let Some(at) = stop {
@@ -302,7 +309,7 @@ impl Call {
                 }
             }
             if let Some(spans) = &spans {
-                self.check(spans, &progress, weights)?;
+                self.check_labels(spans, &progress, weights)?;
             }
             match spans.filter(|_| is_crossing) {
                 Some(spans) => self.emit_by_spans(&spans, &mut progress, weights)?,
@@ -320,7 +327,7 @@ impl Call {
             }
             // Until then the stream is read for the labels of the held tokens.
             if progress.is_stopped && progress.pending.is_empty() {
-                return Ok(Outcome::Complete(FinishReason::StopString));
+                return Ok(RequestOutcome::Complete(FinishReason::StopString));
             }
             if end.is_some() && !progress.pending.is_empty() {
                 return Err(server.http.stopped_error(
@@ -332,28 +339,36 @@ impl Call {
             }
             match end {
                 None => {}
-                Some(End::Token(id)) if !self.request.params.stop_ids.contains(&id) => {
-                    return Ok(Outcome::Continue);
+                Some(CompletionEnd::Token(id)) if !self.request.params.stop_ids.contains(&id) => {
+                    return Ok(RequestOutcome::Continue);
                 }
-                Some(End::Stop | End::Token(_)) => {
-                    return Ok(Outcome::Complete(FinishReason::StopId));
+                Some(CompletionEnd::Stop | CompletionEnd::Token(_)) => {
+                    return Ok(RequestOutcome::Complete(FinishReason::StopId));
                 }
-                Some(End::Length) if self.is_truncated => {
-                    return Ok(Outcome::Complete(FinishReason::Context));
+                Some(CompletionEnd::Length) if self.is_truncated => {
+                    return Ok(RequestOutcome::Complete(FinishReason::Context));
                 }
-                Some(End::Length) => return Ok(Outcome::Complete(FinishReason::Length)),
+                Some(CompletionEnd::Length) => {
+                    return Ok(RequestOutcome::Complete(FinishReason::Length));
+                }
                 // A change of weights, or another client, has aborted the request.
-                Some(End::Abort) => return Ok(Outcome::Retry),
-                Some(End::Failed(why)) => return Err(server.http.stopped_error(&why)),
+                Some(CompletionEnd::Abort) => return Ok(RequestOutcome::Retry),
+                Some(CompletionEnd::Failed(why)) => return Err(server.http.stopped_error(&why)),
             }
         }
     }
 
-    /// Returns the next event, or `None` at the end.
+    /// Returns the next event of the server's stream, or `None` at the end. `seen` is the number of
+    /// tokens that have arrived.
     ///
     /// # Errors
-    /// Returns an error if the connection breaks, or nothing arrives for any call for too long.
-    async fn next(&self, events: &mut Events, seen: usize) -> Result<Option<Value>, PolicyError> {
+    /// Returns an error if the connection breaks, or if the server sends nothing for any call for
+    /// too long.
+    async fn next_event(
+        &self,
+        events: &mut EventStream,
+        seen: usize,
+    ) -> Result<Option<Value>, PolicyError> {
         let server = &self.server;
         let silence = self.server.options.silence;
         let mut next = std::pin::pin!(events.next());
@@ -381,11 +396,13 @@ impl Call {
         };
         let Some(data) = data.filter(|data| data != b"[DONE]") else { return Ok(None) };
         let read = serde_json::from_slice(&data).map(Some);
-        read.map_err(|error| server.http.stopped_error(&format!("an event is not JSON: {error}")))
+        read.map_err(|error| {
+            server.http.stopped_error(&format!("an event of the stream is not JSON: {error}"))
+        })
     }
 
-    /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
-    /// they do not exceed `max_count`.
+    /// Checks that tokens are in the model's vocabulary, and that they and the `seen` earlier
+    /// tokens are at most `max_count` tokens.
     fn check_tokens(
         &self,
         tokens: &[u32],
@@ -409,9 +426,14 @@ impl Call {
         }
     }
 
-    /// Checks that a completion of `count` tokens can end for this reason. Some servers reserve the
-    /// last positions of the context.
-    fn check_end(&self, end: &End, count: usize, max_count: usize) -> Result<(), PolicyError> {
+    /// Checks that the reason for which the server ended a completion of `count` tokens is
+    /// plausible. Some servers reserve the last positions of the context.
+    fn check_end(
+        &self,
+        end: &CompletionEnd,
+        count: usize,
+        max_count: usize,
+    ) -> Result<(), PolicyError> {
         const KEPT_FREE: usize = 2;
         let server = &self.server;
         let sequence = &self.request.prompt;
@@ -420,17 +442,17 @@ impl Call {
             count > 0 && sequence.last().is_some_and(|id| self.request.params.stop_ids.contains(id))
         };
         match end {
-            End::Length if count < max_count && !is_full => {
+            CompletionEnd::Length if count < max_count && !is_full => {
                 Err(server.http.stopped_error(&format!(
                     "the server ended a completion for its length after {count} of {max_count} \
                      tokens; check whether it has its own limits"
                 )))
             }
-            End::Stop if !stopped() => Err(server.http.stopped_error(
+            CompletionEnd::Stop if !stopped() => Err(server.http.stopped_error(
                 "the server reports that a stop token ended a completion, but the last token is \
                  not a stop token",
             )),
-            End::Token(id) if count == 0 || sequence.last() != Some(id) => {
+            CompletionEnd::Token(id) if count == 0 || sequence.last() != Some(id) => {
                 Err(server.http.stopped_error(&format!(
                     "the server reports that token {id} ended a completion, but the last token is \
                      another"
@@ -440,10 +462,11 @@ impl Call {
         }
     }
 
-    /// Checks that returned tokens were sampled under the weights reported to the caller.
-    fn check(
+    /// Checks that the tokens that were sent to the caller were sampled from the weights `weights`,
+    /// according to the labels in the server's response.
+    fn check_labels(
         &self,
-        spans: &[Span],
+        spans: &[WeightSpan],
         progress: &CallProgress,
         weights: &LoadedWeights,
     ) -> Result<(), PolicyError> {
@@ -454,7 +477,7 @@ impl Call {
             if !is_mark && (was_handed || parse_version(&span.label).is_none()) {
                 return Err(self.server.http.stopped_error(&format!(
                     "the server sampled tokens with weights {:?}, but {:?} were loaded; check \
-                     whether another client loads weights into it",
+                     whether another client loads weights into the server",
                     span.label, weights.mark
                 )));
             }
@@ -463,10 +486,11 @@ impl Call {
         Ok(())
     }
 
-    /// Returns the tokens that the spans cover to the caller.
+    /// Sends the tokens that the spans cover to the caller, with the version of the weights that
+    /// each span names.
     fn emit_by_spans(
         &mut self,
-        spans: &[Span],
+        spans: &[WeightSpan],
         progress: &mut CallProgress,
         weights: &LoadedWeights,
     ) -> Result<(), PolicyError> {
@@ -479,8 +503,8 @@ impl Call {
         Ok(())
     }
 
-    /// Returns up to `max_count` tokens to the caller, and moves them into the prompt of the
-    /// remaining work, which requires weights that are no older.
+    /// Sends at most `max_count` pending tokens to the caller, and moves them into the prompt of
+    /// the remaining request. The remaining tokens must not be sampled from older weights.
     fn emit_tokens(&mut self, progress: &mut CallProgress, max_count: usize, version: u64) {
         let count = progress.pending.len().min(max_count);
         if count == 0 {
@@ -507,8 +531,9 @@ impl Call {
     }
 }
 
-/// Waits until a change of weights starts or has happened.
-async fn changed(gate: &mut watch::Receiver<Gate>, changes: u64) {
+/// Waits until the weights are being replaced or have been replaced since the number of
+/// replacements was `changes`.
+async fn wait_for_weight_change(gate: &mut watch::Receiver<RequestGate>, changes: u64) {
     if gate.wait_for(|gate| gate.changes != changes).await.is_err() {
         std::future::pending::<()>().await;
     }

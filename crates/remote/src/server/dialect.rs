@@ -12,84 +12,87 @@ use super::http::Http;
 use super::options::{InFlight, ServerOptions};
 use super::receive::ReceiveWeights;
 
-/// Tokens of a completion that were sampled under one weight label, from the end of the previous
-/// span (or 0) up to `end`.
+/// Run of a completion's tokens that were sampled from weights with one label. It starts at the end
+/// of the previous span (or at 0) and ends before the token `end`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct WeightSpan {
     pub label: String,
     pub end: usize,
 }
 
-/// Reason for which a server ended a completion.
+/// Reason why a server ended a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum CompletionEnd {
     /// The model sampled one of `stop_ids`.
     Stop,
     /// The model sampled this token: one of `stop_ids`, or an end-of-text token of the model's own
     /// files.
     Token(u32),
-    /// The completion has as many tokens as the request allows.
+    /// The completion has the maximum number of tokens that the request allows.
     Length,
     /// A client aborted the request.
     Abort,
-    /// The request failed, with the server's message.
+    /// The request failed. Contains the server's message.
     Failed(String),
 }
 
-impl End {
-    /// Parses the finish reason as servers name it. An unknown reason is a failure.
+impl CompletionEnd {
+    /// Parses the finish reason in a server's response. An unknown reason counts as a failure.
     pub fn from_reason(reason: &str) -> Self {
         match reason {
-            "stop" => End::Stop,
-            "length" => End::Length,
-            "abort" => End::Abort,
-            other => End::Failed(format!("the server ended a completion for the reason {other:?}")),
+            "stop" => CompletionEnd::Stop,
+            "length" => CompletionEnd::Length,
+            "abort" => CompletionEnd::Abort,
+            other => CompletionEnd::Failed(format!(
+                "the server ended a completion for the reason {other:?}"
+            )),
         }
     }
 }
 
-/// Part of a completion that one event of a stream contains.
+/// Part of a streamed completion, as one event contains it.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Chunk {
+pub(super) struct StreamChunk {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
-    /// The most likely tokens at each position. Empty unless requested.
+    /// Most likely tokens at each position, with their log-probabilities. Empty unless requested.
     pub top: Vec<TopLogprobs>,
-    /// Weight labels of all tokens so far. `None` if the event does not contain them.
-    pub spans: Option<Vec<Span>>,
-    pub end: Option<End>,
+    /// Weight labels of all tokens so far. `None` if the event contains no labels.
+    pub spans: Option<Vec<WeightSpan>>,
+    pub end: Option<CompletionEnd>,
 }
 
-impl Chunk {
-    /// Returns the end of a failed completion if the event contains an error.
-    pub fn failed(event: &Value) -> Option<Self> {
+impl StreamChunk {
+    /// Returns a chunk that ends the completion as failed, if the event contains an error.
+    pub fn from_error_event(event: &Value) -> Option<Self> {
         let error = event.get("error").filter(|error| !error.is_null())?;
         let message = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-        Some(Chunk { end: Some(End::Failed(message)), ..Chunk::default() })
+        Some(StreamChunk { end: Some(CompletionEnd::Failed(message)), ..StreamChunk::default() })
     }
 }
 
-/// Log-probabilities of a prompt's tokens except the first, and the most likely tokens at each
-/// position.
+/// Log-probabilities of a prompt's tokens except the first, and the most likely tokens at each of
+/// these positions.
 pub(super) type PromptScores = (Vec<f32>, Vec<TopLogprobs>);
 
-/// Facts about an inspected server.
+/// Properties of an inference server, found by its inspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Name under which the server serves its model.
     pub model: String,
-    /// Version of the server program.
+    /// Version of the server program, as text.
     pub program: String,
-    /// Whether the server reports weight labels: of its current weights, and of sampled tokens.
+    /// Whether the server reports the labels of its current weights and of the weights from which
+    /// each token was sampled.
     pub labels: bool,
     /// Whether requests may contain seeds.
     pub seeds: bool,
 }
 
-/// Per-request values that the weights of the server determine.
+/// Parts of a request that depend on the weights that the server has loaded.
 #[derive(Debug, Clone)]
 pub(super) struct RequestTarget<'a> {
-    /// Name of the model, or of the LoRA adapter.
+    /// Name of the model or of the LoRA adapter.
     pub model: &'a str,
     /// Label of the weights. Cached prefixes of different labels are kept separate.
     pub label: &'a str,
@@ -97,9 +100,9 @@ pub(super) struct RequestTarget<'a> {
     pub seed: Option<u64>,
 }
 
-/// API of one kind of server.
+/// HTTP API of one kind of inference server.
 #[async_trait]
-pub(super) trait Dialect: ReceiveWeights {
+pub(super) trait ServerDialect: ReceiveWeights {
     /// Inspects a server, and checks that it was started with the required options.
     ///
     /// # Errors
@@ -107,31 +110,31 @@ pub(super) trait Dialect: ReceiveWeights {
     /// the server is unreachable.
     async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError>;
 
-    /// Returns the route of sampling requests.
-    fn route(&self) -> &'static str;
+    /// Returns the URL path of sampling requests.
+    fn sampling_route(&self) -> &'static str;
 
-    /// Returns why the server cannot serve requests with `params`, or `None` if it can. The reason
-    /// names the parameter.
-    fn rejection(&self, params: &SamplingParams) -> Option<String>;
+    /// Returns the reason why the server cannot serve requests with the sampling parameters
+    /// `params`, or `None` if it can. The reason names the parameter.
+    fn rejection_reason(&self, params: &SamplingParams) -> Option<String>;
 
-    /// Builds the request for a streamed completion.
+    /// Builds the JSON body of a request for a streamed completion.
     fn generate_body(&self, request: &SampleRequest, target: &RequestTarget<'_>) -> Value;
 
-    /// Parses the next part of a completion of which `seen` tokens have arrived, with `top`
-    /// alternatives per position.
+    /// Parses an event of a streamed completion. `seen` is the number of tokens in earlier events,
+    /// and `top` the number of alternatives per position.
     ///
     /// # Errors
-    /// Returns a message if the event is malformed.
-    fn chunk(&self, event: &Value, seen: usize, top: usize) -> Result<Chunk, String>;
+    /// Returns an error message if the event is malformed.
+    fn parse_chunk(&self, event: &Value, seen: usize, top: usize) -> Result<StreamChunk, String>;
 
-    /// Builds the request for the log-probabilities of a prompt, with `top` alternatives per
-    /// position.
-    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value;
+    /// Builds the JSON body of a request for the log-probabilities of a prompt. `top` is the number
+    /// of alternatives per position.
+    fn score_body(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value;
 
-    /// Parses the response to a request of [`score`](Self::score).
+    /// Parses the response to a request from [`score_body`](Self::score_body).
     ///
     /// # Errors
-    /// Returns a message if the response is malformed.
+    /// Returns an error message if the response is malformed.
     fn parse_scores(
         &self,
         response: &Value,
@@ -139,8 +142,8 @@ pub(super) trait Dialect: ReceiveWeights {
         top: usize,
     ) -> Result<PromptScores, String>;
 
-    /// Pauses sampling, so that weights can be replaced. `in_flight` decides what happens to
-    /// running requests.
+    /// Pauses sampling on the server, so that its weights can be replaced. `in_flight` determines
+    /// what happens to running requests.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
@@ -151,32 +154,38 @@ pub(super) trait Dialect: ReceiveWeights {
         within: Duration,
     ) -> Result<(), PolicyError>;
 
-    /// Resumes sampling.
+    /// Resumes sampling on the server.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
     async fn resume(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Makes a paused server read all weights from a directory, label them `label`, and drop what
-    /// earlier weights cached, except the caches of frozen requests.
+    /// Makes a paused server read all weights from a directory and label them. The server drops
+    /// what it has cached for earlier weights, except the KV caches of frozen requests.
     ///
     /// # Errors
     /// Returns an error if the server rejects the weights or is unreachable.
-    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError>;
+    async fn load_weights(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError>;
 
     /// Returns the label of the server's weights. For a server without labels, returns a value that
     /// changes when the server is restarted.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
-    async fn label(
+    async fn query_label(
         &self,
         http: &Http,
         facts: &Facts,
         within: Duration,
     ) -> Result<String, PolicyError>;
 
-    /// Loads a LoRA adapter in addition to the loaded ones, under a name of its own.
+    /// Loads a LoRA adapter in addition to those that the server has loaded, under a name of its
+    /// own.
     ///
     /// # Errors
     /// Returns an error if the server rejects the adapter or is unreachable.
@@ -187,7 +196,7 @@ pub(super) trait Dialect: ReceiveWeights {
         load: &LoadSpec<'_>,
     ) -> Result<(), PolicyError>;
 
-    /// Unloads a LoRA adapter. Succeeds if the adapter is not loaded.
+    /// Unloads the LoRA adapter `name`. Succeeds if the adapter is not loaded.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
@@ -202,26 +211,26 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
-    async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError>;
+    async fn query_load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError>;
 
     /// Returns whether the server reports that a client has paused it.
     async fn is_paused(&self, http: &Http, within: Duration) -> bool;
 
-    /// Checks that the server was started so that sleep frees device memory.
+    /// Checks that the server was started with the option that makes sleep free device memory.
     ///
     /// # Errors
-    /// Returns an error that names the missing flag, and an error if the server is unreachable.
+    /// Returns an error that names the missing flag. Returns an error if the server is unreachable.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Makes a paused server release the device memory of its weights and KV cache, and label the
-    /// released weights [`ASLEEP`].
+    /// Puts a paused server to sleep: it releases the device memory of its weights and KV cache,
+    /// and labels the released weights [`ASLEEP`].
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
     async fn sleep(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Makes a sleeping server allocate the memory of `part` again, without its contents. Once all
-    /// parts are allocated, the server samples again.
+    /// Makes a sleeping server allocate the memory of `part` again, without its contents. The
+    /// server samples again once all parts are allocated.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
@@ -233,19 +242,19 @@ pub(super) trait Dialect: ReceiveWeights {
     /// Returns an error if the server is unreachable.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError>;
 
-    /// Makes a server whose weight memory has no contents read the weights that it was started
-    /// with.
+    /// Makes a server read the weights that it was started with, because its weight memory has no
+    /// contents.
     ///
     /// # Errors
     /// Returns an error if the server rejects the weights or is unreachable.
-    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
+    async fn load_initial_weights(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 }
 
-/// Label of weights that a server has discarded in its sleep.
+/// Label that a server has while its weights are discarded because it sleeps.
 pub(super) const ASLEEP: &str = "levade-asleep";
 
-/// Returns whether a label marks discarded weights. Servers that still run may have the label that
-/// was used before the project was renamed to Levade.
+/// Returns whether a label marks weights that were discarded in sleep. Servers that still run may
+/// have the label that was used before the project was renamed to Levade.
 pub(super) fn is_asleep_label(label: &Value) -> bool {
     label == ASLEEP || label == "dressage-asleep"
 }
@@ -253,14 +262,14 @@ pub(super) fn is_asleep_label(label: &Value) -> bool {
 /// Part of a server's device memory that can be woken separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The memory of the weights.
+    /// Memory of the model's weights.
     Weights,
-    /// The KV cache.
+    /// Memory of the KV cache.
     Cache,
 }
 
 impl Part {
-    /// Returns the tag by which vLLM and SGLang know this part.
+    /// Returns the tag by which vLLM and SGLang name this part of memory.
     pub fn tag(self) -> &'static str {
         match self {
             Part::Weights => "weights",
@@ -269,21 +278,22 @@ impl Part {
     }
 }
 
-/// Weights that a server is about to load.
+/// Load of new weights into a server: their label, and how they are loaded.
 #[derive(Debug, Clone)]
 pub(super) struct LoadSpec<'a> {
     pub facts: &'a Facts,
-    /// Label of the new weights.
+    /// Label that the server gives to the new weights.
     pub label: &'a str,
-    /// Whether to keep the KV cache: requests are frozen in it, or no cache is allocated.
+    /// Whether the server keeps its KV cache, because requests are frozen in it or no cache is
+    /// allocated.
     pub keeps: bool,
-    /// Timeout for the load.
+    /// Timeout for loading the weights.
     pub within: Duration,
 }
 
-/// Returns why no kind of server can serve requests with `params`, or `None` if the server can.
-/// `program` names the server in the reason.
-pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<String> {
+/// Returns the reason why no supported kind of server can serve requests with the sampling
+/// parameters `params`, or `None` if such a server can. `program` names the server in the reason.
+pub(super) fn unservable_reason(params: &SamplingParams, program: &str) -> Option<String> {
     let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
     if params.grammar.is_some() {
         return Some("servers do not support a grammar; remove it from the request".into());
@@ -303,16 +313,17 @@ pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<Strin
     })
 }
 
-/// Returns the logit biases of a request by token ID, or `None` if there are none.
-pub(super) fn bias_of(params: &SamplingParams) -> Option<Value> {
+/// Returns the logit biases of a request as a JSON object by token id, or `None` if there are no
+/// biases.
+pub(super) fn logit_bias(params: &SamplingParams) -> Option<Value> {
     let bias = params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
     (!params.logit_bias.is_empty()).then(|| bias.collect::<Map<_, _>>().into())
 }
 
-/// Compares the context length of a server with that of the recipe.
+/// Checks that the context length `length` of a server is at least the recipe's.
 ///
 /// # Errors
-/// Returns a message that names the `flag` to start the server with if its context is shorter.
+/// Returns an error message that names the start option `flag` if the server's context is shorter.
 pub(super) fn compare_context(
     length: Option<u64>,
     flag: &str,
@@ -328,11 +339,12 @@ pub(super) fn compare_context(
     }
 }
 
-/// Unloads an adapter through `route`. Succeeds if the adapter is not loaded.
+/// Unloads the LoRA adapter `name` with a request to the URL path `route`. Succeeds if the adapter
+/// is not loaded.
 ///
 /// # Errors
 /// Returns an error if the server is unreachable or fails with a 5xx status.
-pub(super) async fn unload(
+pub(super) async fn unload_adapter(
     http: &Http,
     route: &str,
     name: &str,
@@ -346,7 +358,7 @@ pub(super) async fn unload(
     }
 }
 
-/// Returns the `top` most likely alternatives, most likely first. Ties are ordered by token ID.
+/// Returns the `top` most likely tokens of `all`, most likely first. Ties are ordered by token id.
 pub(super) fn most_likely(mut all: TopLogprobs, top: usize) -> TopLogprobs {
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.dedup_by_key(|(id, _)| *id);
@@ -354,15 +366,16 @@ pub(super) fn most_likely(mut all: TopLogprobs, top: usize) -> TopLogprobs {
     all
 }
 
-/// Converts a JSON number to a token ID.
+/// Parses a JSON number as a token id.
 pub(super) fn parse_token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// Parses a log-probability of a server. Some servers write −9999 for a value that is not a number.
+/// Parses a log-probability in a server's response. Some servers send −9999 instead of a value that
+/// is not a number.
 ///
 /// # Errors
-/// Returns a message if the value is not a log-probability.
+/// Returns an error message if the value is not a log-probability.
 pub(super) fn parse_logprob(value: &Value) -> Result<f32, String> {
     match value.as_f64() {
         Some(logprob) if logprob > -9000.0 && logprob <= 1e-3 => Ok(logprob as f32),
@@ -370,35 +383,36 @@ pub(super) fn parse_logprob(value: &Value) -> Result<f32, String> {
     }
 }
 
-/// Parses spans in the format of both kinds of servers: `[{"version", "start", "end"}]`. Returns
-/// `None` if there are none.
+/// Parses the labels of sampled tokens in the format of vLLM and SGLang: `[{"version", "start",
+/// "end"}]`. Returns `None` if the response has no labels.
 ///
 /// # Errors
-/// Returns a message if the spans are not contiguous.
-pub(super) fn parse_spans(value: &Value) -> Result<Option<Vec<Span>>, String> {
+/// Returns an error message if the spans are not contiguous.
+pub(super) fn parse_spans(value: &Value) -> Result<Option<Vec<WeightSpan>>, String> {
     // Some servers return an empty list if the weights did not change.
     let Some(all) = value.as_array().filter(|all| !all.is_empty()) else { return Ok(None) };
-    let mut spans: Vec<Span> = Vec::new();
+    let mut spans: Vec<WeightSpan> = Vec::new();
     for span in all {
         let number = |key: &str| span[key].as_u64().map(|number| number as usize);
-        let start = spans.last().map_or(0, |before: &Span| before.end);
+        let start = spans.last().map_or(0, |before: &WeightSpan| before.end);
         match (span["version"].as_str(), number("start"), number("end")) {
             (Some(label), Some(from), Some(end)) if from == start && end >= start => {
-                spans.push(Span { label: label.to_owned(), end });
+                spans.push(WeightSpan { label: label.to_owned(), end });
             }
             _ => {
-                return Err(format!("weight_versions {value} are not contiguous spans"));
+                return Err(format!(
+                    "weight_versions is {value}, but its spans must be contiguous"
+                ));
             }
         }
     }
     Ok(Some(spans))
 }
 
-/// Compares the server's tokens of the probe text with those of the tokenizer that prompts are made
-/// with.
+/// Compares the server's tokens of the probe text with the tokens of the run's own tokenizer.
 ///
 /// # Errors
-/// Returns a message that names the first difference.
+/// Returns an error message that names the first difference.
 pub(super) fn compare_tokens(options: &ServerOptions, response: &Value) -> Result<(), String> {
     let expected = &options.tokenizer.tokens;
     let Some(tokens) = response["tokens"].as_array() else { return Ok(()) };
@@ -427,10 +441,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_of_rejects_noncontiguous_spans() {
+    fn parse_spans_rejects_noncontiguous_spans() {
         let good = json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 3, "end": 5 }]);
         let spans = parse_spans(&good).unwrap().unwrap();
-        assert_eq!(spans[1], Span { label: "b".into(), end: 5 });
+        assert_eq!(spans[1], WeightSpan { label: "b".into(), end: 5 });
         assert_eq!(parse_spans(&Value::Null).unwrap(), None);
         for bad in [
             json!([{ "version": "a", "start": 1, "end": 3 }]),
@@ -448,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn logprob_of_rejects_non_logprobs() {
+    fn parse_logprob_rejects_non_logprobs() {
         assert_eq!(parse_logprob(&json!(-0.5)).unwrap(), -0.5);
         for bad in [json!(-9999.0), json!(0.2), Value::Null] {
             assert!(parse_logprob(&bad).is_err(), "{bad}");

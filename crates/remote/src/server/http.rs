@@ -13,23 +13,23 @@ use levade_policy::process_time::with_timeout;
 use serde_json::Value;
 
 use crate::external::{
-    Decoder, MAX_ERROR_BYTES, Server as Endpoint, message_of, plain_uri, truncate,
+    EndpointServer as Endpoint, MAX_ERROR_BYTES, SseDecoder, extract_message, plain_uri, truncate,
 };
 
-/// Maximum size of a response, in bytes.
+/// Maximum size of a server's response, in bytes.
 const MAX_BYTES: usize = 256 << 20;
 
-/// HTTP client for one server.
+/// HTTP client of one inference server.
 #[derive(Debug)]
 pub(super) struct Http {
     client: Client,
-    /// Kind and address of the server, for messages.
+    /// Kind and address of the server, for errors and logs.
     pub name: String,
     base: String,
     endpoint: Endpoint,
 }
 
-/// A response with any status.
+/// JSON response of a server, with any status.
 pub(super) struct JsonResponse {
     pub status: StatusCode,
     pub value: Value,
@@ -37,18 +37,20 @@ pub(super) struct JsonResponse {
 }
 
 impl Http {
-    /// Creates a client. Reads the key from the environment.
+    /// Creates an HTTP client of an inference server. Reads the API key from the environment.
     ///
     /// # Errors
     /// Returns an error if the address is invalid or the key is missing.
     pub fn new(kind: &str, url: &str, key_env: Option<&String>) -> Result<Self, PolicyError> {
         let base = url.trim().trim_end_matches('/').to_owned();
         // An invalid address may contain a password, so it is not shown.
-        let uri = plain_uri(&base)
-            .map_err(|why| PolicyError::Invalid(format!("the address of a {kind} server {why}")))?;
-        let endpoint = Endpoint::at(uri, key_env, |name| std::env::var(name))
-            .map_err(|error| invalid(&error))?;
-        let client = Client::new(Hosts::allow_all(), None).map_err(|error| invalid(&error))?;
+        let uri = plain_uri(&base).map_err(|why| {
+            PolicyError::Invalid(format!("the url of a {kind} server is invalid: {why}"))
+        })?;
+        let endpoint = Endpoint::at_uri(uri, key_env, |name| std::env::var(name))
+            .map_err(|error| invalid_error(&error))?;
+        let client =
+            Client::new(Hosts::allow_all(), None).map_err(|error| invalid_error(&error))?;
         Ok(Http { client, name: format!("{kind} at {base}"), base, endpoint })
     }
 
@@ -66,8 +68,9 @@ impl Http {
         host.trim_start_matches('[').trim_end_matches(']').to_owned()
     }
 
-    /// Converts a connection error: the server is unreachable, or timed out.
-    fn lost(&self, error: HttpError) -> PolicyError {
+    /// Converts an HTTP connection error into a policy error: the server is unreachable, or timed
+    /// out.
+    fn to_policy_error(&self, error: HttpError) -> PolicyError {
         match error {
             HttpError::Late { after, .. } => {
                 PolicyError::Deadline(after, format!("a response of {}", self.name))
@@ -76,17 +79,17 @@ impl Http {
         }
     }
 
-    /// Builds the error of a server that does not respond as it should, and may be restarted.
+    /// Builds the error of a server that does not work as it should, and may be restarted.
     pub fn stopped_error(&self, why: &str) -> PolicyError {
         PolicyError::Stopped(format!("{} ({why})", self.name).into())
     }
 
     /// Builds the error of a request that the server cannot serve, or of a missing start option.
-    pub fn rejection(&self, why: impl std::fmt::Display) -> PolicyError {
+    pub fn rejection_error(&self, why: impl std::fmt::Display) -> PolicyError {
         PolicyError::Invalid(format!("{}: {why}", self.name))
     }
 
-    /// Sends a request, and returns the complete response, whatever its status.
+    /// Sends a request to the server, and returns the complete response, whatever its status.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or times out.
@@ -112,7 +115,7 @@ impl Http {
             .ok_or_else(|| {
                 PolicyError::Deadline(deadline, format!("a response of {} to {path}", self.name))
             })?
-            .map_err(|error| self.lost(error))?;
+            .map_err(|error| self.to_policy_error(error))?;
         let text = self.endpoint.without_key(&response.text());
         Ok(JsonResponse {
             status: response.status,
@@ -121,28 +124,30 @@ impl Http {
         })
     }
 
-    /// Gets a route that must succeed.
+    /// Gets the URL path `path` from the server, and returns the JSON response.
     ///
     /// # Errors
-    /// Returns the server's message if the status is not a success.
+    /// Returns the server's message if the status is not a success. Returns an error if the server
+    /// is unreachable or times out.
     pub async fn get(&self, path: &str, deadline: Duration) -> Result<Value, PolicyError> {
-        self.good(path, self.send(Method::GET, path, None, deadline).await?)
+        self.require_success(path, self.send(Method::GET, path, None, deadline).await?)
     }
 
-    /// Posts to a route that must succeed.
+    /// Posts a JSON request to the URL path `path` of the server, and returns the JSON response.
     ///
     /// # Errors
-    /// Returns the server's message if the status is not a success.
+    /// Returns the server's message if the status is not a success. Returns an error if the server
+    /// is unreachable or times out.
     pub async fn post(
         &self,
         path: &str,
         body: &Value,
         deadline: Duration,
     ) -> Result<Value, PolicyError> {
-        self.good(path, self.send(Method::POST, path, Some(body), deadline).await?)
+        self.require_success(path, self.send(Method::POST, path, Some(body), deadline).await?)
     }
 
-    fn good(&self, path: &str, response: JsonResponse) -> Result<Value, PolicyError> {
+    fn require_success(&self, path: &str, response: JsonResponse) -> Result<Value, PolicyError> {
         if response.status.is_success() {
             Ok(response.value)
         } else {
@@ -150,20 +155,21 @@ impl Http {
         }
     }
 
-    /// Converts a status other than 200 to an error.
+    /// Converts a response with a status other than 200 into an error.
     pub fn status_error(&self, path: &str, status: StatusCode, message: &str) -> PolicyError {
         let why = format!("{path} returned {}: {message}", status.as_u16());
         match status.as_u16() {
-            401 => self.rejection(format!("{why}; {}", self.endpoint.key_hint())),
+            401 => self.rejection_error(format!("{why}; {}", self.endpoint.key_hint())),
             429 | 503 => {
                 PolicyError::Busy { what: format!("{}: {why}", self.name), retry_after: 1 }
             }
             500.. => self.stopped_error(&why),
-            _ => self.rejection(why),
+            _ => self.rejection_error(why),
         }
     }
 
-    /// Posts a request whose response is a stream of events. Returns after the response's head.
+    /// Posts a request whose response is a stream of events. Returns the stream once the response's
+    /// headers have arrived.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable, times out, or rejects the request.
@@ -172,24 +178,27 @@ impl Http {
         path: &str,
         body: &Value,
         deadline: Duration,
-    ) -> Result<Events, PolicyError> {
+    ) -> Result<EventStream, PolicyError> {
         let mut request = Request::new(Full::new(Bytes::from(body.to_string())));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = format!("{}{path}", self.base)
             .parse()
-            .map_err(|error| self.rejection(format!("{path}: {error}")))?;
+            .map_err(|error| self.rejection_error(format!("{path}: {error}")))?;
         *request.headers_mut() = self.headers();
         let response =
             with_timeout(deadline, self.client.request(request)).await.ok_or_else(|| {
                 PolicyError::Deadline(
                     deadline,
-                    format!("{} to start a response to {path}", self.name),
+                    format!("{} to start its response to {path}", self.name),
                 )
             })?;
-        let response = response.map_err(|error| self.lost(error))?;
+        let response = response.map_err(|error| self.to_policy_error(error))?;
         let status = response.status();
-        let mut events =
-            Events { body: response.into_body(), decoder: Decoder::default(), read: Vec::new() };
+        let mut events = EventStream {
+            body: response.into_body(),
+            decoder: SseDecoder::default(),
+            read: Vec::new(),
+        };
         if status.is_success() {
             return Ok(events);
         }
@@ -200,14 +209,14 @@ impl Http {
     }
 }
 
-fn invalid(error: &dyn std::fmt::Display) -> PolicyError {
+fn invalid_error(error: &dyn std::fmt::Display) -> PolicyError {
     PolicyError::Invalid(error.to_string())
 }
 
 impl JsonResponse {
-    /// Returns the server's error message.
+    /// Returns the error message that the response contains.
     pub fn error_message(&self) -> String {
-        let message = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
+        let message = Some(&self.value).filter(|value| !value.is_null()).and_then(extract_message);
         let message = message.unwrap_or_else(|| self.text.trim().to_owned());
         if message.is_empty() {
             self.status.canonical_reason().unwrap_or("no reason given").into()
@@ -216,20 +225,20 @@ impl JsonResponse {
         }
     }
 
-    /// Returns the complete body.
+    /// Returns the complete response body as text.
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
-/// Events of a stream.
-pub(super) struct Events {
+/// Server-sent events of a streamed response.
+pub(super) struct EventStream {
     body: Incoming,
-    decoder: Decoder,
+    decoder: SseDecoder,
     read: Vec<Vec<u8>>,
 }
 
-impl Events {
+impl EventStream {
     /// Returns the data of the next event, or `None` at the end.
     ///
     /// # Errors
@@ -248,13 +257,13 @@ impl Events {
             // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.decoder.feed(&data, &mut self.read);
-            if self.decoder.pending() > MAX_BYTES {
-                return Err(format!("an event has more than {MAX_BYTES} bytes"));
+            if self.decoder.num_pending_bytes() > MAX_BYTES {
+                return Err(format!("an event of the stream has more than {MAX_BYTES} bytes"));
             }
         }
     }
 
-    /// Returns the start of an error body as text.
+    /// Returns the first bytes of an error response as text.
     async fn text(&mut self) -> String {
         let mut all = Vec::new();
         while let Some(Ok(frame)) = self.body.frame().await {

@@ -70,7 +70,7 @@ async fn incomplete_or_overlapping_labels_are_rejected() {
         server.update_weights(&publish(root.path(), 1)).await.unwrap();
         for (lie, want) in [
             (Lie::FewLabels, "reports weights for 4 of 6 tokens"),
-            (Lie::Overlap, "are not contiguous spans"),
+            (Lie::Overlap, "its spans must be contiguous"),
         ] {
             fake.set(Behavior { lie: Some(lie), ..Behavior::default() });
             let error = complete(&server, request(1, 6)).await.unwrap_err();

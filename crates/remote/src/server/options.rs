@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use super::weight_dir::DirChecks;
 use crate::push::WeightBroadcast;
 
-/// Kind of a server, which decides its API.
+/// Kind of an inference server, which determines its HTTP API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServerKind {
-    /// vLLM: `/inference/v1/generate` and its RL routes, of version 0.20 and from 0.32 on.
+    /// vLLM of version 0.20 or from 0.32 on: `/inference/v1/generate` and its routes for RL.
     Vllm,
-    /// SGLang: `/generate` and its RL routes, of version 0.5.
+    /// SGLang of version 0.5: `/generate` and its routes for RL.
     Sglang,
 }
 
 impl ServerKind {
-    /// Returns the name for messages.
+    /// Returns the name of the server program, for errors and logs.
     pub fn name(self) -> &'static str {
         match self {
             ServerKind::Vllm => "vLLM",
@@ -29,12 +29,12 @@ impl ServerKind {
     }
 }
 
-/// What happens to running requests when weights change.
+/// Treatment of running requests when the server's weights are replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InFlight {
-    /// The requests are aborted and sent again with the tokens that they have, whose KV cache the
-    /// new weights recompute.
+    /// The requests are aborted and sent again with the tokens sampled so far. The new weights
+    /// recompute the KV cache of these tokens.
     #[default]
     Recompute,
     /// The requests are frozen, and continue with the KV cache of the old weights. Tokens sampled
@@ -43,53 +43,54 @@ pub enum InFlight {
     Keep,
 }
 
-/// A text and its tokens under the tokenizer that prompts are made with. A server with another
-/// tokenizer is rejected.
+/// A text and its token ids under the run's own tokenizer. A server with another tokenizer is
+/// rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenizerProbe {
-    /// The text. An empty text, the default, checks nothing.
+    /// Text to tokenize. If empty (the default), the tokenizer is not checked.
     pub text: String,
-    /// Tokens of the text, without special tokens at its start or end.
+    /// Token ids of the text, without special tokens at its start or end.
     pub tokens: Vec<u32>,
 }
 
-/// Options of a [`Server`](super::Server). Timeouts exclude time in which this process is
-/// suspended.
+/// Options of the client of an inference [`Server`](super::Server). Timeouts exclude time in which
+/// this process is suspended.
 #[derive(Clone)]
 pub struct ServerOptions {
-    /// Kind of the server.
+    /// Kind of the server, which determines its HTTP API.
     pub kind: ServerKind,
     /// Address of the server, such as `http://10.0.0.7:8000`.
     pub url: String,
-    /// Environment variable that holds the server's key. `None` sends no key.
+    /// Environment variable that contains the server's API key. If `None`, no key is sent.
     pub key_env: Option<String>,
     /// Number of tokens in the model's vocabulary.
     pub vocabulary: usize,
-    /// Maximum sequence length, prompt and completion together, in tokens.
+    /// Maximum sequence length (prompt and completion), in tokens.
     pub context: usize,
-    /// Whether published weights are LoRA adapters for the model that the server was started with.
+    /// Whether the published weights are LoRA adapters for the model with which the server was
+    /// started.
     pub adapters: bool,
-    /// Checks of weight directories, shared by servers that load the same weights.
+    /// Cache of the checks of weight directories, shared by servers that load the same weights.
     pub checks: DirChecks,
-    /// Pushes weights into the server's memory. With `None`, or if a push fails, the server reads a
-    /// directory.
+    /// Broadcast that sends weights into the server's memory. If `None`, or if a push fails, the
+    /// server reads the weights from a directory.
     pub push: Option<Arc<WeightBroadcast>>,
-    /// What happens to running requests when weights change.
+    /// Treatment of running requests when the server's weights are replaced.
     pub in_flight: InFlight,
-    /// Whether the server must release its devices at times. A server that was started without the
-    /// required flag is rejected.
+    /// Whether the server must release its devices at times. If true, a server that was started
+    /// without the required flag is rejected.
     pub sleeps: bool,
-    /// Bytes of each token, to find stop strings. With `None`, requests with stop strings are
-    /// rejected.
+    /// Bytes of each token of the vocabulary, by which stop strings are found. If `None`, requests
+    /// with stop strings are rejected.
     pub tokens: Option<Arc<dyn TokenBytes>>,
-    /// A text and its tokens, to check the server's tokenizer.
+    /// Text and its token ids, by which the server's tokenizer is checked.
     pub tokenizer: TokenizerProbe,
     /// Maximum absolute difference between the server's log-probability of a probe token and the
-    /// learner's, in nats. The mean may reach a quarter of it.
+    /// learner's, in nats. The mean difference may be at most a quarter of this value.
     pub tolerance: f32,
     /// Timeout for status queries and for the start of a completion.
     pub response_timeout: Duration,
-    /// Timeout for the next event of a stream.
+    /// Timeout for the next event of a streamed response.
     pub silence: Duration,
     /// Timeout for loading weights.
     pub update_timeout: Duration,
@@ -97,6 +98,7 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// Creates options with default limits for a server whose model has `vocabulary` tokens.
+    /// `context` is the maximum sequence length, in tokens.
     pub fn new(
         kind: ServerKind,
         url: impl Into<String>,

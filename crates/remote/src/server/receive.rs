@@ -10,27 +10,28 @@ use serde_json::Value;
 use super::http::Http;
 use crate::push::{GroupBackend, GroupInfo, GroupSpec, Rendezvous, SendReport};
 
-/// Time to wait for an immediate rejection by the server before anything is sent.
+/// Time for which the learner waits for an immediate rejection by the server before it sends
+/// weights.
 const REJECTION_WAIT: Duration = Duration::from_millis(100);
 
-/// The learner's part of a push, which starts when it is first polled.
+/// Future in which the learner sends its weights. The push starts when the future is first polled.
 pub(super) type SendFuture<'a> =
     Pin<Box<dyn Future<Output = Result<SendReport, PolicyError>> + Send + 'a>>;
 
-/// A group that a server will join or has joined.
+/// A process group that a server will join or has joined.
 #[derive(Debug, Clone)]
 pub(super) struct JoinedGroup {
     pub opening: GroupSpec,
     pub opened: GroupInfo,
 }
 
-/// A push into a paused server.
+/// A push of weights into a paused server.
 #[derive(Debug, Clone)]
 pub(super) struct ReceiveSpec<'a> {
     pub joint: &'a JoinedGroup,
-    /// Label of the new weights.
+    /// Label that the server gives to the new weights.
     pub label: &'a str,
-    /// Whether to keep the KV cache, because requests are frozen in it.
+    /// Whether the server keeps its KV cache, because requests are frozen in it.
     pub keeps: bool,
     /// Timeout for receiving the weights.
     pub within: Duration,
@@ -38,34 +39,35 @@ pub(super) struct ReceiveSpec<'a> {
     pub response_timeout: Duration,
 }
 
-/// API of a kind of server that receives weights over a group.
+/// Part of a server's HTTP API through which the server receives weights over a process group.
 #[async_trait]
 pub(super) trait ReceiveWeights: Send + Sync {
-    /// Returns how the server's processes join a group.
+    /// Returns the method by which the server's processes join a process group of `backend`.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous;
 
     /// Returns the number of server processes that receive weights.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or cannot receive weights over a group.
-    async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError>;
+    async fn count_receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError>;
 
-    /// Makes all processes join, and returns when they have.
+    /// Makes all processes of the server join a process group, and returns when they have joined.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, is unreachable or times out.
-    async fn join(
+    async fn join_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,
         within: Duration,
     ) -> Result<(), PolicyError>;
 
-    /// Makes a paused server receive the weights, and drop what earlier weights cached.
+    /// Makes a paused server receive weights over a process group, and drop what it has cached for
+    /// earlier weights. `sending` is the learner's part of the push.
     ///
     /// # Errors
     /// Returns an error if the server or the learner rejects the request, is unreachable or times
-    /// out. The server may have some of the weights then, and must not sample.
+    /// out. The server may then have only some of the weights, and must not sample.
     async fn receive(
         &self,
         http: &Http,
@@ -73,11 +75,11 @@ pub(super) trait ReceiveWeights: Send + Sync {
         sending: SendFuture<'_>,
     ) -> Result<SendReport, PolicyError>;
 
-    /// Makes the server leave a group, whatever the group's state.
+    /// Makes the server leave a process group, whatever the state of the group.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
-    async fn leave(
+    async fn leave_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,
@@ -85,8 +87,9 @@ pub(super) trait ReceiveWeights: Send + Sync {
     ) -> Result<(), PolicyError>;
 }
 
-/// Makes the learner send weights to a server that expects them, unless the server rejects them at
-/// once. `leave` ends a group whose server has failed, so that the learner need not wait for it.
+/// Makes the learner send weights to a server that is ready to receive them, unless the server
+/// rejects them immediately. `leave` ends the process group of a server that has failed, so that
+/// the learner need not wait for the server.
 ///
 /// # Errors
 /// Returns the first error of the server or the learner.

@@ -43,7 +43,7 @@ async fn completions_match_loaded_weights() {
         assert!(server.inspect().await.unwrap().contains(" with m"));
         server.update_weights(&publish(dir.path(), 4)).await.unwrap();
         assert_eq!(server.version().await.unwrap(), 4, "{api:?}");
-        assert!(server.difference().unwrap().max < 1e-5);
+        assert!(server.probe_difference().unwrap().max < 1e-5);
         let mut issued = request(1, 12);
         issued.params.top_logprobs = 3;
         let completion = complete(&server, issued.clone()).await.unwrap();
@@ -189,7 +189,7 @@ async fn abort_ends_completion_and_hang_times_out() {
 }
 
 #[tokio::test]
-async fn unsupported_parameters_are_rejected_by_name() {
+async fn unsupported_parameters_are_named_in_error() {
     let penalised =
         SamplingParams { presence_penalty: 1.0, sampled_before: 1, ..SamplingParams::default() };
     let formed = SamplingParams {
@@ -232,7 +232,7 @@ async fn unsupported_parameters_are_rejected_by_name() {
 }
 
 #[tokio::test]
-async fn look_names_missing_server_flags() {
+async fn inspect_names_missing_server_flags() {
     let plain = Behavior::default;
     let vllm = ServerApi::NewVllm;
     for (behavior, adapters, want) in [

@@ -10,22 +10,23 @@ use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprob
 use serde_json::{Value, json};
 
 use super::dialect::{
-    ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
-    compare_context, compare_tokens, is_asleep_label, most_likely, parse_logprob, parse_spans,
-    parse_token_id, unload, unservable,
+    ASLEEP, CompletionEnd, Facts, LoadSpec, Part, PromptScores, RequestTarget, ServerDialect,
+    StreamChunk, compare_context, compare_tokens, is_asleep_label, logit_bias, most_likely,
+    parse_logprob, parse_spans, parse_token_id, unload_adapter, unservable_reason,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
 use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
 use crate::push::{GroupBackend, Rendezvous, RendezvousInfo, SendReport};
 
-/// API of SGLang. With `adapters`, requests name the adapter in addition to the model.
+/// HTTP API of SGLang. If `adapters` is true, requests name the LoRA adapter in addition to the
+/// model.
 pub(super) struct Sglang {
     pub adapters: bool,
 }
 
 impl Sglang {
-    fn body(
+    fn build_body(
         &self,
         prompt: &[u32],
         target: &RequestTarget<'_>,
@@ -48,24 +49,25 @@ impl Sglang {
     }
 }
 
-/// Parses an entry `[log-probability, token ID, text]`.
-fn pair(entry: &Value) -> Result<(u32, f32), String> {
+/// Parses an entry `[log-probability, token id, text]` of a response into the token's id and
+/// log-probability.
+fn parse_entry(entry: &Value) -> Result<(u32, f32), String> {
     let id = parse_token_id(&entry[1]).ok_or_else(|| format!("{entry} contains no token id"))?;
     Ok((id, parse_logprob(&entry[0])?))
 }
 
-fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
+fn parse_alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
     let all = entry.as_array().map(Vec::as_slice).unwrap_or_default();
-    Ok(most_likely(all.iter().map(pair).collect::<Result<_, _>>()?, top))
+    Ok(most_likely(all.iter().map(parse_entry).collect::<Result<_, _>>()?, top))
 }
 
 #[async_trait]
-impl Dialect for Sglang {
+impl ServerDialect for Sglang {
     async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
         let within = options.response_timeout;
         let info = http.send(Method::GET, "/model_info", None, within).await?;
         let Some(model) = info.value["model_path"].as_str().map(str::to_owned) else {
-            return Err(http.rejection(format!(
+            return Err(http.rejection_error(format!(
                 "/model_info returned {}: this is not an SGLang server of version 0.5 or later; \
                  correct the address or the kind",
                 info.status.as_u16()
@@ -73,9 +75,10 @@ impl Dialect for Sglang {
         };
         let server = http.get("/server_info", within).await?;
         let length = server["context_length"].as_u64().or(server["max_req_input_len"].as_u64());
-        compare_context(length, "--context-length", options).map_err(|why| http.rejection(why))?;
+        compare_context(length, "--context-length", options)
+            .map_err(|why| http.rejection_error(why))?;
         if options.adapters && server["enable_lora"] == false {
-            return Err(http.rejection(
+            return Err(http.rejection_error(
                 "the server does not accept adapters; start it with --enable-lora, \
                  --lora-target-modules all and --max-lora-rank",
             ));
@@ -84,19 +87,19 @@ impl Dialect for Sglang {
             let text = json!({ "model": model, "prompt": options.tokenizer.text, "add_special_tokens": false });
             let answer = http.send(Method::POST, "/tokenize", Some(&text), within).await?;
             if answer.status.is_success() {
-                compare_tokens(options, &answer.value).map_err(|why| http.rejection(why))?;
+                compare_tokens(options, &answer.value).map_err(|why| http.rejection_error(why))?;
             }
         }
         let program = server["version"].as_str().unwrap_or("of an unknown version").to_owned();
         Ok(Facts { model, program, labels: true, seeds: true })
     }
 
-    fn route(&self) -> &'static str {
+    fn sampling_route(&self) -> &'static str {
         "/generate"
     }
 
-    fn rejection(&self, params: &SamplingParams) -> Option<String> {
-        unservable(params, "SGLang").or_else(|| {
+    fn rejection_reason(&self, params: &SamplingParams) -> Option<String> {
+        unservable_reason(params, "SGLang").or_else(|| {
             (params.repetition_penalty != 1.0).then(|| {
                 format!(
                     "repetition_penalty = {}: SGLang counts only the completion, and not the \
@@ -127,16 +130,16 @@ impl Dialect for Sglang {
         if let Some(seed) = target.seed {
             sampling["sampling_seed"] = json!(seed >> 33);
         }
-        if let Some(bias) = bias_of(params) {
+        if let Some(bias) = logit_bias(params) {
             sampling["logit_bias"] = bias;
         }
-        let mut body = self.body(&request.prompt, target, sampling, -1, params.top_logprobs);
+        let mut body = self.build_body(&request.prompt, target, sampling, -1, params.top_logprobs);
         body["stream"] = true.into();
         body
     }
 
-    fn chunk(&self, event: &Value, seen: usize, top: usize) -> Result<Chunk, String> {
-        if let Some(failed) = Chunk::failed(event) {
+    fn parse_chunk(&self, event: &Value, seen: usize, top: usize) -> Result<StreamChunk, String> {
+        if let Some(failed) = StreamChunk::from_error_event(event) {
             return Ok(failed);
         }
         let meta = &event["meta_info"];
@@ -145,13 +148,14 @@ impl Dialect for Sglang {
         // Events repeat earlier tokens, unless the server was started to send only new ones.
         let total = meta["completion_tokens"].as_u64().unwrap_or(0) as usize;
         let known = if all.len() + seen > total { seen.min(all.len()) } else { 0 };
-        let mut chunk = Chunk { spans: parse_spans(&meta["weight_versions"])?, ..Chunk::default() };
+        let mut chunk =
+            StreamChunk { spans: parse_spans(&meta["weight_versions"])?, ..StreamChunk::default() };
         for (i, entry) in all.iter().enumerate().skip(known) {
-            let (id, logprob) = pair(entry)?;
+            let (id, logprob) = parse_entry(entry)?;
             chunk.tokens.push(id);
             chunk.logprobs.push(logprob);
             if top > 0 {
-                chunk.top.push(alternatives(likely.get(i).unwrap_or(&Value::Null), top)?);
+                chunk.top.push(parse_alternatives(likely.get(i).unwrap_or(&Value::Null), top)?);
             }
         }
         let finish = &meta["finish_reason"];
@@ -168,16 +172,16 @@ impl Dialect for Sglang {
         // An abort with a status comes from the server itself, for a request that it cannot serve.
         let why = finish["message"].as_str().filter(|_| finish["status_code"].is_u64());
         let token = finish["matched"].as_u64().and_then(|id| u32::try_from(id).ok());
-        chunk.end = reason.map(|reason| match (End::from_reason(reason), why) {
-            (End::Abort, Some(why)) => End::Failed(why.to_owned()),
-            (End::Stop, _) => token.map_or(End::Stop, End::Token),
+        chunk.end = reason.map(|reason| match (CompletionEnd::from_reason(reason), why) {
+            (CompletionEnd::Abort, Some(why)) => CompletionEnd::Failed(why.to_owned()),
+            (CompletionEnd::Stop, _) => token.map_or(CompletionEnd::Stop, CompletionEnd::Token),
             (end, _) => end,
         });
         Ok(chunk)
     }
 
-    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
-        self.body(prompt, target, json!({ "max_new_tokens": 1, "temperature": 1.0 }), 0, top)
+    fn score_body(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
+        self.build_body(prompt, target, json!({ "max_new_tokens": 1, "temperature": 1.0 }), 0, top)
     }
 
     fn parse_scores(
@@ -191,18 +195,24 @@ impl Dialect for Sglang {
             .as_array()
             .ok_or("the server returned no input_token_logprobs")?;
         if all.len() != prompt.len() {
-            return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
+            return Err(format!(
+                "the server returned {} input_token_logprobs for {} tokens",
+                all.len(),
+                prompt.len()
+            ));
         }
         let mut logprobs = Vec::new();
         let mut likely = Vec::new();
         for (i, (id, entry)) in prompt.iter().zip(all).enumerate().skip(1) {
-            let (found_id, logprob) = pair(entry)?;
+            let (found_id, logprob) = parse_entry(entry)?;
             if found_id != *id {
-                return Err(format!("the log-probability {entry} is not of token {id}"));
+                return Err(format!(
+                    "the log-probability {entry} belongs to another token than {id}"
+                ));
             }
             logprobs.push(logprob);
             if top > 0 {
-                likely.push(alternatives(&meta["input_top_logprobs"][i], top)?);
+                likely.push(parse_alternatives(&meta["input_top_logprobs"][i], top)?);
             }
         }
         Ok((logprobs, likely))
@@ -222,7 +232,12 @@ impl Dialect for Sglang {
         http.post("/continue_generation", &json!({}), within).await.map(|_| ())
     }
 
-    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
+    async fn load_weights(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError> {
         let call = json!({
             "model_path": dir,
             "weight_version": load.label,
@@ -230,10 +245,11 @@ impl Dialect for Sglang {
             // Labels keep cached prefixes separate in any case.
             "flush_cache": !load.keeps,
         });
-        done(http, http.post("/update_weights_from_disk", &call, load.within).await?).map(|_| ())
+        require_success(http, http.post("/update_weights_from_disk", &call, load.within).await?)
+            .map(|_| ())
     }
 
-    async fn label(
+    async fn query_label(
         &self,
         http: &Http,
         _facts: &Facts,
@@ -252,7 +268,7 @@ impl Dialect for Sglang {
         let call = json!({ "lora_name": load.label, "lora_path": dir });
         let answer = http.post("/load_lora_adapter", &call, load.within).await?;
         if answer["success"] == false {
-            Err(http.rejection(
+            Err(http.rejection_error(
                 answer["error_message"].as_str().unwrap_or("the server rejected the adapter"),
             ))
         } else {
@@ -266,10 +282,14 @@ impl Dialect for Sglang {
         name: &str,
         within: Duration,
     ) -> Result<(), PolicyError> {
-        unload(http, "/unload_lora_adapter", name, within).await
+        unload_adapter(http, "/unload_lora_adapter", name, within).await
     }
 
-    async fn load(&self, _http: &Http, _within: Duration) -> Result<Option<Load>, PolicyError> {
+    async fn query_load(
+        &self,
+        _http: &Http,
+        _within: Duration,
+    ) -> Result<Option<Load>, PolicyError> {
         // SGLang reports its load only with a flag.
         Ok(None)
     }
@@ -281,7 +301,7 @@ impl Dialect for Sglang {
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get("/server_info", within).await?;
         if info["enable_memory_saver"] == false {
-            Err(http.rejection(
+            Err(http.rejection_error(
                 "the server keeps its device memory while it is asleep; start it with \
                  --enable-memory-saver",
             ))
@@ -294,10 +314,12 @@ impl Dialect for Sglang {
         let tags = [Part::Cache, Part::Weights].map(Part::tag);
         http.post("/release_memory_occupation", &json!({ "tags": tags }), within).await?;
         let label = json!({ "new_version": ASLEEP, "abort_all_requests": false });
-        done(http, http.post("/update_weight_version", &label, within).await?).map(|_| ())
+        require_success(http, http.post("/update_weight_version", &label, within).await?)
+            .map(|_| ())
     }
 
-    /// Wakes a part, which must be asleep: waking an awake part crashes the server.
+    /// Wakes a part of the server's memory. The part must be asleep: SGLang crashes if an awake
+    /// part is woken.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         let call = json!({ "tags": [part.tag()] });
         http.post("/resume_memory_occupation", &call, within).await.map(|_| ())
@@ -307,7 +329,7 @@ impl Dialect for Sglang {
         Ok(is_asleep_label(&http.get("/model_info", within).await?["weight_version"]))
     }
 
-    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+    async fn load_initial_weights(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get("/model_info", within).await?;
         let call = json!({
             "model_path": info["model_path"],
@@ -315,17 +337,18 @@ impl Dialect for Sglang {
             "abort_all_requests": false,
             "flush_cache": false,
         });
-        done(http, http.post("/update_weights_from_disk", &call, within).await?).map(|_| ())
+        require_success(http, http.post("/update_weights_from_disk", &call, within).await?)
+            .map(|_| ())
     }
 }
 
-/// Returns a response unless it reports a failure.
+/// Returns a response of the server, unless it reports a failure.
 ///
 /// # Errors
 /// Returns the server's message if `success` is false.
-fn done(http: &Http, answer: Value) -> Result<Value, PolicyError> {
+fn require_success(http: &Http, answer: Value) -> Result<Value, PolicyError> {
     if answer["success"] == false {
-        Err(http.rejection(answer["message"].as_str().unwrap_or("no reason given")))
+        Err(http.rejection_error(answer["message"].as_str().unwrap_or("no reason given")))
     } else {
         Ok(answer)
     }
@@ -337,14 +360,14 @@ impl ReceiveWeights for Sglang {
         Rendezvous::Store
     }
 
-    async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
+    async fn count_receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
         let info = http.get("/server_info", within).await?;
         let number = |key: &str| info[key].as_u64().unwrap_or(1) as usize;
         // Other processes than the tensor-parallel ranks would join under ranks that are already
         // taken.
         for (key, flag) in [("dp_size", "--dp-size"), ("pp_size", "--pp-size")] {
             if number(key) > 1 {
-                return Err(http.rejection(format!(
+                return Err(http.rejection_error(format!(
                     "the server has {flag} {}, but weights can be sent only to servers with \
                      {flag} 1; start it with that value, or set cluster.samplers.weights = \
                      \"folder\"",
@@ -355,7 +378,7 @@ impl ReceiveWeights for Sglang {
         Ok(number("tp_size").max(1))
     }
 
-    async fn join(
+    async fn join_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,
@@ -363,7 +386,9 @@ impl ReceiveWeights for Sglang {
     ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let RendezvousInfo::Store { address, port } = &opened.rendezvous else {
-            return Err(http.rejection("the server joins groups only over a store"));
+            return Err(
+                http.rejection_error("the server joins process groups only through a store")
+            );
         };
         let call = json!({
             "master_address": address,
@@ -373,7 +398,8 @@ impl ReceiveWeights for Sglang {
             "group_name": opening.group,
             "backend": opening.backend.name(),
         });
-        done(http, http.post("/init_weights_update_group", &call, within).await?).map(|_| ())
+        require_success(http, http.post("/init_weights_update_group", &call, within).await?)
+            .map(|_| ())
     }
 
     async fn receive(
@@ -383,7 +409,7 @@ impl ReceiveWeights for Sglang {
         sending: SendFuture<'_>,
     ) -> Result<SendReport, PolicyError> {
         let ReceiveSpec { joint, label, keeps, within, response_timeout } = *push;
-        done(http, http.post("/begin_weight_update", &json!({}), within).await?)?;
+        require_success(http, http.post("/begin_weight_update", &json!({}), within).await?)?;
         let call = json!({
             "names": joint.opened.names,
             "dtypes": joint.opened.dtypes,
@@ -393,21 +419,25 @@ impl ReceiveWeights for Sglang {
             "flush_cache": !keeps,
         });
         let update = async {
-            done(http, http.post("/update_weights_from_distributed", &call, within).await?)
+            require_success(
+                http,
+                http.post("/update_weights_from_distributed", &call, within).await?,
+            )
         };
         let taken =
-            receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
+            receive_weights(http, update, sending, self.leave_group(http, joint, response_timeout))
+                .await;
         // Without the end of the update, the server loads no weights in any other way.
         let ended = http
             .post("/end_weight_update", &json!({}), within)
             .await
-            .and_then(|answer| done(http, answer));
+            .and_then(|answer| require_success(http, answer));
         let (_, sent) = taken?;
         ended?;
         Ok(sent)
     }
 
-    async fn leave(
+    async fn leave_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,

@@ -16,25 +16,25 @@ use tracing::{info, warn};
 use super::dialect::{Facts, LoadSpec, Part};
 use super::options::InFlight;
 use super::weight_dir::WeightDir;
-use super::{Inner, Server, format_label, lock};
-use crate::devices::Wake;
+use super::{Server, ServerInner, format_label, lock};
+use crate::devices::SamplerWaker;
 
-/// The sleeping part of a server. Only changed while `update_lock` is locked.
+/// Parts of a server's device memory that are asleep. Only changed while `update_lock` is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) enum Sleep {
-    /// No part: the server has its devices.
+pub(super) enum SleepState {
+    /// No part is asleep. The server has its devices.
     #[default]
     Awake,
-    /// Weights and KV cache. The server has no weights.
+    /// The weights and the KV cache are asleep. The server has no weights.
     Asleep,
-    /// Only the KV cache. `holds` is the label of the weights in memory, if any.
+    /// Only the KV cache is asleep. `holds` is the label of the weights in memory, if any.
     Half { holds: Option<String> },
 }
 
 impl Server {
-    /// Puts the server to sleep: it releases its devices, with its weights and its KV cache. All
-    /// requests, also running ones, wait until it has loaded weights again. A sleeping server stays
-    /// asleep.
+    /// Puts the server to sleep. It releases its devices, with its weights and its KV cache. All
+    /// requests, including running requests, wait until the server has loaded weights again. A
+    /// server that already sleeps stays asleep.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable, times out, or was started without the
@@ -43,16 +43,16 @@ impl Server {
         self.0.sleep().await
     }
 
-    /// Returns whether anything answers at the server's address, even if late.
+    /// Returns whether any HTTP server responds at the server's address, even too late.
     pub(crate) async fn is_reachable(&self) -> bool {
         let response =
             self.0.http.send(Method::GET, "/health", None, self.0.options.response_timeout).await;
         !matches!(response, Err(PolicyError::Stopped(_)))
     }
 
-    /// Loads weights over a group into a sleeping server without waking it completely: its KV cache
-    /// fits only once the learner has sent the weights to all servers. If this fails, the server
-    /// reads the weights from their directory when it wakes.
+    /// Loads weights over a process group into a sleeping server without waking it completely. Its
+    /// KV cache fits into device memory only after the learner has sent the weights to all servers.
+    /// If the load fails, the server reads the weights from their directory when it wakes.
     pub(crate) async fn preload(&self, weights: &WeightsRef) {
         if let Err(error) = self.0.preload(weights).await {
             let server = &self.0.http.name;
@@ -62,19 +62,19 @@ impl Server {
         }
     }
 
-    /// Sets the object that wakes the server when it gets a request while asleep.
-    pub(crate) fn set_waker(&self, wakes: Weak<dyn Wake>) {
+    /// Sets the object that wakes the server if it gets a request while asleep.
+    pub(crate) fn set_waker(&self, wakes: Weak<dyn SamplerWaker>) {
         *self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner) = Some(wakes);
     }
 }
 
-impl Inner {
-    /// Returns whether any part of the server is known to be asleep.
-    pub fn sleeps(&self) -> bool {
-        *lock(&self.sleep) != Sleep::Awake
+impl ServerInner {
+    /// Returns whether any part of the server's memory is known to be asleep.
+    pub fn is_partly_asleep(&self) -> bool {
+        *lock(&self.sleep) != SleepState::Awake
     }
 
-    fn set_sleep(&self, sleep: Sleep) {
+    fn set_sleep(&self, sleep: SleepState) {
         *lock(&self.sleep) = sleep;
     }
 
@@ -87,10 +87,10 @@ impl Inner {
         };
         self.close_gate();
         let before = lock(&self.sleep).clone();
-        if before != Sleep::Awake {
+        if before != SleepState::Awake {
             let is_asleep = self.still_sleeps(&before).await?;
             if is_asleep {
-                if before == Sleep::Asleep {
+                if before == SleepState::Asleep {
                     return Ok(());
                 }
                 // Memory must be allocated before it can be released.
@@ -100,13 +100,13 @@ impl Inner {
                 // The server was restarted, perhaps with other options.
                 *self.facts.lock().await = None;
             }
-            self.set_sleep(Sleep::Awake);
+            self.set_sleep(SleepState::Awake);
         }
         let start = Instant::now();
         self.dialect.check_sleeps(&self.http, response_timeout).await?;
         self.dialect.pause(&self.http, InFlight::Recompute, response_timeout).await?;
         self.dialect.sleep(&self.http, timeout).await?;
-        self.set_sleep(Sleep::Asleep);
+        self.set_sleep(SleepState::Asleep);
         info!(
             server = self.http.name,
             seconds = start.elapsed().as_secs_f64(),
@@ -115,7 +115,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Holds requests back until weights are loaded.
+    /// Holds requests to the server back until it has loaded weights.
     fn close_gate(&self) {
         lock(&self.paused).since.get_or_insert_with(Instant::now);
         self.gate.send_if_modified(|gate| {
@@ -128,31 +128,32 @@ impl Inner {
         });
     }
 
-    /// Returns whether the server has not restarted: it is asleep, or has the label of weights
-    /// loaded since.
-    async fn still_sleeps(&self, before: &Sleep) -> Result<bool, PolicyError> {
+    /// Returns whether the server has not restarted since it fell asleep as in `before`: it still
+    /// sleeps, or has the label of the weights that it has loaded since.
+    async fn still_sleeps(&self, before: &SleepState) -> Result<bool, PolicyError> {
         let response_timeout = self.options.response_timeout;
         if self.dialect.is_asleep(&self.http, response_timeout).await? {
             return Ok(true);
         }
         let known = self.facts.lock().await.clone();
-        let (Sleep::Half { holds: Some(label) }, Some(facts)) = (before, known) else {
+        let (SleepState::Half { holds: Some(label) }, Some(facts)) = (before, known) else {
             return Ok(false);
         };
-        Ok(self.dialect.label(&self.http, &facts, response_timeout).await? == *label)
+        Ok(self.dialect.query_label(&self.http, &facts, response_timeout).await? == *label)
     }
 
-    /// Detects whether a server that was put to sleep has been restarted.
+    /// Detects whether a server that was put to sleep has been restarted, and then treats it as
+    /// awake.
     pub async fn recheck_sleep(&self) -> Result<(), PolicyError> {
         let before = lock(&self.sleep).clone();
-        if before != Sleep::Awake && !self.still_sleeps(&before).await? {
-            self.set_sleep(Sleep::Awake);
+        if before != SleepState::Awake && !self.still_sleeps(&before).await? {
+            self.set_sleep(SleepState::Awake);
             *self.facts.lock().await = None;
         }
         Ok(())
     }
 
-    /// Wakes a server that was left asleep, with the weights that it was started with.
+    /// Wakes a server that an earlier run left asleep, with the weights that it was started with.
     pub async fn wake_if_asleep(&self) -> Result<(), PolicyError> {
         let response_timeout = self.options.response_timeout;
         let update_timeout = self.options.update_timeout;
@@ -164,11 +165,11 @@ impl Inner {
         if asleep {
             warn!(server = self.http.name, "waking a server that was left asleep");
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
-            self.dialect.read_first(&self.http, update_timeout).await?;
+            self.dialect.load_initial_weights(&self.http, update_timeout).await?;
             self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;
             self.dialect.resume(&self.http, response_timeout).await?;
         }
-        self.set_sleep(Sleep::Awake);
+        self.set_sleep(SleepState::Awake);
         Ok(())
     }
 
@@ -177,11 +178,11 @@ impl Inner {
         let dir = self.checked_dir(weights).await?;
         self.recheck_sleep().await?;
         let known = self.facts.lock().await.clone();
-        let Some(facts) = known.filter(|_| *lock(&self.sleep) == Sleep::Asleep) else {
+        let Some(facts) = known.filter(|_| *lock(&self.sleep) == SleepState::Asleep) else {
             return Ok(());
         };
         self.dialect.wake(&self.http, Part::Weights, self.options.update_timeout).await?;
-        self.set_sleep(Sleep::Half { holds: None });
+        self.set_sleep(SleepState::Half { holds: None });
         let Some(membership) = self.join_group(weights.version, &facts).await else {
             return Ok(());
         };
@@ -192,13 +193,13 @@ impl Inner {
             keeps: true,
             within: self.options.update_timeout,
         };
-        self.take(&dir, &load, Some(membership)).await?;
-        self.set_sleep(Sleep::Half { holds: Some(label) });
+        self.load_into_paused(&dir, &load, Some(membership)).await?;
+        self.set_sleep(SleepState::Half { holds: Some(label) });
         Ok(())
     }
 
-    /// Wakes a server with weights, which it reads unless it holds them already, and resumes
-    /// sampling.
+    /// Wakes a server and resumes sampling. The server reads the weights in `dir` unless it already
+    /// holds weights with the label `label`.
     pub async fn wake_with(
         &self,
         dir: &WeightDir,
@@ -208,18 +209,18 @@ impl Inner {
         let response_timeout = self.options.response_timeout;
         let update_timeout = self.options.update_timeout;
         let before = lock(&self.sleep).clone();
-        if before == Sleep::Asleep {
+        if before == SleepState::Asleep {
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
-            self.set_sleep(Sleep::Half { holds: None });
+            self.set_sleep(SleepState::Half { holds: None });
         }
-        if before != (Sleep::Half { holds: Some(label.to_owned()) }) {
+        if before != (SleepState::Half { holds: Some(label.to_owned()) }) {
             let load = LoadSpec { facts, label, keeps: true, within: update_timeout };
-            self.set_sleep(Sleep::Half { holds: None });
-            self.take(dir, &load, None).await?;
-            self.set_sleep(Sleep::Half { holds: Some(label.to_owned()) });
+            self.set_sleep(SleepState::Half { holds: None });
+            self.load_into_paused(dir, &load, None).await?;
+            self.set_sleep(SleepState::Half { holds: Some(label.to_owned()) });
         }
         self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;
-        self.set_sleep(Sleep::Awake);
+        self.set_sleep(SleepState::Awake);
         self.dialect.resume(&self.http, response_timeout).await
     }
 }

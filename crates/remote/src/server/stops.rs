@@ -3,26 +3,26 @@
 
 use levade_policy::TokenBytes;
 
-/// Searches a completion for stop strings.
-pub(super) struct Stops<'a> {
+/// Search for stop strings in a completion, token by token.
+pub(super) struct StopStringSearch<'a> {
     strings: Vec<&'a [u8]>,
     bytes: Option<&'a dyn TokenBytes>,
-    /// The last bytes, fewer than the longest string has.
+    /// Last bytes of the completion, fewer than the longest stop string has.
     tail: Vec<u8>,
     max_len: usize,
 }
 
-impl<'a> Stops<'a> {
-    /// Creates a search for `strings`. Empty strings are ignored.
+impl<'a> StopStringSearch<'a> {
+    /// Creates a search for the stop strings `strings`. Empty strings are ignored.
     pub fn new(strings: &'a [String], bytes: Option<&'a dyn TokenBytes>) -> Self {
         let strings: Vec<&[u8]> =
             strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
         let max_len = strings.iter().map(|string| string.len()).max().unwrap_or(0);
-        Stops { strings, bytes, tail: Vec::new(), max_len }
+        StopStringSearch { strings, bytes, tail: Vec::new(), max_len }
     }
 
-    /// Returns whether `token` completes a stop string.
-    pub fn completes(&mut self, token: u32) -> bool {
+    /// Appends `token` to the completion. Returns whether the token completes a stop string.
+    pub fn push_token(&mut self, token: u32) -> bool {
         if self.max_len == 0 {
             return false;
         }
@@ -66,7 +66,7 @@ mod tests {
 
     fn first_end(string: &str, tokens: &[u32]) -> Option<usize> {
         let strings = [string.to_owned(), String::new()];
-        let mut stops = Stops::new(&strings, Some(&Letters));
-        tokens.iter().position(|token| stops.completes(*token))
+        let mut stops = StopStringSearch::new(&strings, Some(&Letters));
+        tokens.iter().position(|token| stops.push_token(*token))
     }
 }

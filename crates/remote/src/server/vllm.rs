@@ -15,39 +15,38 @@ use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprob
 use serde_json::{Value, json};
 
 use super::dialect::{
-    ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
-    compare_context, compare_tokens, is_asleep_label, most_likely, parse_logprob, parse_spans,
-    parse_token_id, unload, unservable,
+    ASLEEP, CompletionEnd, Facts, LoadSpec, Part, PromptScores, RequestTarget, ServerDialect,
+    StreamChunk, compare_context, compare_tokens, is_asleep_label, logit_bias, most_likely,
+    parse_logprob, parse_spans, parse_token_id, unload_adapter, unservable_reason,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
 use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
 use crate::push::{GroupBackend, Rendezvous, RendezvousInfo, SendReport};
 
-/// Route for sampling, which exists only with a server option.
+/// URL path for sampling requests, which exists only with a server option.
 const GENERATE: &str = "/inference/v1/generate";
-/// Route that returns the server's configuration.
+/// URL path that returns the server's configuration.
 const CONFIG: &str = "/server_info?config_format=json";
-/// Environment variable of a server whose weights can be replaced.
+/// Environment variable that a server needs so that its weights can be replaced.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1";
-/// Environment variable and flag of a server that accepts adapters.
+/// Environment variable and flag that a server needs so that it accepts LoRA adapters.
 const ADAPTERS: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and --enable-lora";
 
-/// Maximum number of alternatives that a server returns: its limit of 20 includes the sampled
-/// token.
+/// Maximum number of alternatives per token: vLLM's limit of 20 includes the sampled token.
 const MAX_TOP_LOGPROBS: usize = 19;
 
-/// API of vLLM.
+/// HTTP API of vLLM.
 pub(super) struct Vllm;
 
-/// Parses a token in the format of either API version: `token_id`, or a `token` such as
-/// `token_id:7`.
+/// Parses the token id of a log-probability entry, in the format of either API version: `token_id`,
+/// or a `token` such as `token_id:7`.
 fn parse_token(entry: &Value) -> Option<u32> {
     parse_token_id(&entry["token_id"])
         .or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
 }
 
-fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
+fn to_params(params: &SamplingParams, seed: Option<u64>) -> Value {
     let mut all = json!({
         "max_tokens": params.max_tokens,
         "min_tokens": params.min_tokens.saturating_sub(params.sampled_before),
@@ -69,17 +68,17 @@ fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
     if let Some(seed) = seed.filter(|_| params.temperature > 0.0) {
         all["seed"] = json!(seed >> 1);
     }
-    if let Some(bias) = bias_of(params) {
+    if let Some(bias) = logit_bias(params) {
         all["logit_bias"] = bias;
     }
     all
 }
 
-fn body(prompt: &[u32], target: &RequestTarget<'_>, params: Value) -> Value {
+fn build_body(prompt: &[u32], target: &RequestTarget<'_>, params: Value) -> Value {
     json!({ "model": target.model, "token_ids": prompt, "cache_salt": target.label, "sampling_params": params })
 }
 
-fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
+fn parse_likely(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
     let Some(all) = entry["top_logprobs"].as_array().filter(|_| top > 0) else {
         return Ok(Vec::new());
     };
@@ -96,12 +95,12 @@ fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
 }
 
 #[async_trait]
-impl Dialect for Vllm {
+impl ServerDialect for Vllm {
     async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
         let within = options.response_timeout;
         let version = http.send(Method::GET, "/version", None, within).await?;
         let Some(program) = version.value["version"].as_str().map(str::to_owned) else {
-            return Err(http.rejection(format!(
+            return Err(http.rejection_error(format!(
                 "/version returned {}: this is not a vLLM server; correct the address or the kind",
                 version.status.as_u16()
             )));
@@ -109,26 +108,26 @@ impl Dialect for Vllm {
         let routes = http.get("/openapi.json", within).await?;
         let has = |route: &str| routes["paths"].get(route).is_some();
         if !(has("/pause") && has("/collective_rpc")) {
-            return Err(http.rejection(format!(
+            return Err(http.rejection_error(format!(
                 "the server has no routes to pause it and to load weights; start it with \
                  {DEV_MODE} in its environment"
             )));
         }
         if options.adapters && !has("/v1/load_lora_adapter") {
-            return Err(http.rejection(format!(
+            return Err(http.rejection_error(format!(
                 "the server does not accept adapters; start it with {ADAPTERS}"
             )));
         }
         let labels = has("/weight_info");
         if !labels && options.in_flight == InFlight::Keep && !options.adapters {
-            return Err(http.rejection(format!(
+            return Err(http.rejection_error(format!(
                 "vLLM {program} does not report which weights sampled a token, so completions \
                  cannot continue across an update of the weights; set in_flight = \"recompute\", \
                  or use vLLM 0.32 or later"
             )));
         }
         if options.push.is_some() && !(labels && has("/init_weight_transfer_engine")) {
-            return Err(http.rejection(format!(
+            return Err(http.rejection_error(format!(
                 "vLLM {program} cannot receive weights over a process group; set \
                  cluster.samplers.weights = \"folder\", or use vLLM 0.32 or later"
             )));
@@ -136,33 +135,34 @@ impl Dialect for Vllm {
         let models = http.get("/v1/models", within).await?;
         let model = &models["data"][0];
         let Some(name) = model["id"].as_str() else {
-            return Err(http.rejection("/v1/models lists no model"));
+            return Err(http.rejection_error("the server's route /v1/models lists no model"));
         };
         let length = model["max_model_len"].as_u64();
-        compare_context(length, "--max-model-len", options).map_err(|why| http.rejection(why))?;
+        compare_context(length, "--max-model-len", options)
+            .map_err(|why| http.rejection_error(why))?;
         // Servers are slow to return the configuration, so it is requested once.
         let config = http.send(Method::GET, CONFIG, None, within).await;
         let config = config.map(|mut info| info.value["vllm_config"].take());
-        let seeds = config.as_ref().map_or(true, takes_seeds);
+        let seeds = config.as_ref().map_or(true, accepts_seeds);
         let facts = Facts { model: name.to_owned(), program, labels, seeds };
         self.check_flags(http, &facts, options).await?;
         if options.push.is_some() || options.adapters {
-            check_config(&config?, options).map_err(|why| http.rejection(why))?;
+            check_config(&config?, options).map_err(|why| http.rejection_error(why))?;
         }
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
             let text = json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
             let tokens = http.post("/tokenize", &text, within).await?;
-            compare_tokens(options, &tokens).map_err(|why| http.rejection(why))?;
+            compare_tokens(options, &tokens).map_err(|why| http.rejection_error(why))?;
         }
         Ok(facts)
     }
 
-    fn route(&self) -> &'static str {
+    fn sampling_route(&self) -> &'static str {
         GENERATE
     }
 
-    fn rejection(&self, params: &SamplingParams) -> Option<String> {
-        unservable(params, "vLLM").or_else(|| {
+    fn rejection_reason(&self, params: &SamplingParams) -> Option<String> {
+        unservable_reason(params, "vLLM").or_else(|| {
             (params.top_logprobs > MAX_TOP_LOGPROBS).then(|| {
                 format!(
                     "top_logprobs = {}: vLLM returns at most {MAX_TOP_LOGPROBS} in addition to \
@@ -174,17 +174,17 @@ impl Dialect for Vllm {
     }
 
     fn generate_body(&self, request: &SampleRequest, target: &RequestTarget<'_>) -> Value {
-        let mut body = body(&request.prompt, target, parameters(&request.params, target.seed));
+        let mut body = build_body(&request.prompt, target, to_params(&request.params, target.seed));
         body["stream"] = true.into();
         body
     }
 
-    fn chunk(&self, event: &Value, _seen: usize, top: usize) -> Result<Chunk, String> {
-        if let Some(failed) = Chunk::failed(event) {
+    fn parse_chunk(&self, event: &Value, _seen: usize, top: usize) -> Result<StreamChunk, String> {
+        if let Some(failed) = StreamChunk::from_error_event(event) {
             return Ok(failed);
         }
         // The last event of some servers has no choices.
-        let Some(choice) = event["choices"].get(0) else { return Ok(Chunk::default()) };
+        let Some(choice) = event["choices"].get(0) else { return Ok(StreamChunk::default()) };
         let content =
             choice["logprobs"]["content"].as_array().map(Vec::as_slice).unwrap_or_default();
         let ids: Vec<u32> = match choice["token_ids"].as_array() {
@@ -192,27 +192,28 @@ impl Dialect for Vllm {
             None => content.iter().filter_map(parse_token).collect(),
         };
         if content.len() != ids.len() {
-            return Err(format!("{} tokens have {} log-probabilities", ids.len(), content.len()));
+            let (tokens, found) = (ids.len(), content.len());
+            return Err(format!("the server returned {tokens} tokens, but {found} logprobs"));
         }
-        let mut chunk =
-            Chunk { spans: parse_spans(&choice["weight_versions"])?, ..Chunk::default() };
+        let spans = parse_spans(&choice["weight_versions"])?;
+        let mut chunk = StreamChunk { spans, ..StreamChunk::default() };
         for (id, entry) in ids.into_iter().zip(content) {
             if parse_token(entry) != Some(id) {
-                return Err(format!("the log-probability {entry} is not of token {id}"));
+                return Err(format!("the log-probability {entry} is of another token than {id}"));
             }
             chunk.tokens.push(id);
             chunk.logprobs.push(parse_logprob(&entry["logprob"])?);
             if top > 0 {
-                chunk.top.push(alternatives(entry, top)?);
+                chunk.top.push(parse_likely(entry, top)?);
             }
         }
-        chunk.end = choice["finish_reason"].as_str().map(End::from_reason);
+        chunk.end = choice["finish_reason"].as_str().map(CompletionEnd::from_reason);
         Ok(chunk)
     }
 
-    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
+    fn score_body(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
         let params = json!({ "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top, "detokenize": false });
-        body(prompt, target, params)
+        build_body(prompt, target, params)
     }
 
     fn parse_scores(
@@ -224,7 +225,8 @@ impl Dialect for Vllm {
         let all =
             answer["prompt_logprobs"].as_array().ok_or("the server returned no prompt_logprobs")?;
         if all.len() != prompt.len() {
-            return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
+            let (found, want) = (all.len(), prompt.len());
+            return Err(format!("the server returned {found} prompt_logprobs for {want} tokens"));
         }
         let mut logprobs = Vec::new();
         let mut likely = Vec::new();
@@ -255,7 +257,12 @@ impl Dialect for Vllm {
         http.post("/resume", &json!({}), within).await.map(|_| ())
     }
 
-    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
+    async fn load_weights(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError> {
         let call = json!({
             "method": "reload_weights",
             "kwargs": { "weights_path": dir },
@@ -271,7 +278,7 @@ impl Dialect for Vllm {
         Ok(())
     }
 
-    async fn label(
+    async fn query_label(
         &self,
         http: &Http,
         facts: &Facts,
@@ -282,9 +289,9 @@ impl Dialect for Vllm {
             return Ok(info["weight_version"].as_str().unwrap_or_default().to_owned());
         }
         let metrics = http.send(Method::GET, "/metrics", None, within).await?;
-        metric(metrics.text(), "process_start_time_seconds")
+        find_metric(metrics.text(), "process_start_time_seconds")
             .map(|start| format!("started {start}"))
-            .ok_or_else(|| http.rejection("/metrics contains no process_start_time_seconds"))
+            .ok_or_else(|| http.rejection_error("/metrics contains no process_start_time_seconds"))
     }
 
     async fn load_adapter(
@@ -303,12 +310,12 @@ impl Dialect for Vllm {
         name: &str,
         within: Duration,
     ) -> Result<(), PolicyError> {
-        unload(http, "/v1/unload_lora_adapter", name, within).await
+        unload_adapter(http, "/v1/unload_lora_adapter", name, within).await
     }
 
-    async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError> {
+    async fn query_load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError> {
         let metrics = http.send(Method::GET, "/metrics", None, within).await?;
-        let value_of = |name: &str| metric(metrics.text(), name);
+        let value_of = |name: &str| find_metric(metrics.text(), name);
         Ok(value_of("vllm:num_requests_running").map(|running| Load {
             running: running as usize,
             waiting: value_of("vllm:num_requests_waiting").unwrap_or(0.0) as usize,
@@ -320,11 +327,11 @@ impl Dialect for Vllm {
         http.get("/is_paused", within).await.is_ok_and(|answer| answer["is_paused"] == true)
     }
 
-    /// Checks the sleep flag. Without it the server reports that it sleeps, but keeps all memory.
+    /// Checks the flag for sleep. Without it, vLLM reports that it sleeps but keeps all memory.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get(CONFIG, within).await?;
         if info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
-            Err(http.rejection(
+            Err(http.rejection_error(
                 "the server keeps its device memory while it is asleep; start it with \
                  --enable-sleep-mode",
             ))
@@ -351,12 +358,12 @@ impl Dialect for Vllm {
         }
     }
 
-    /// Wakes a part; does nothing if it is awake. After the last part, the server samples again.
+    /// Wakes a part of the server's memory, if it is asleep. The last part resumes sampling.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         http.post(&format!("/wake_up?tags={}", part.tag()), &json!({}), within).await.map(|_| ())
     }
 
-    /// Decides by the label, because a paused server also reports that it sleeps.
+    /// Returns whether the weights' label marks sleep. A paused server also reports that it sleeps.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
         let info = http.send(Method::GET, "/weight_info", None, within).await?;
         if info.status.is_success() {
@@ -366,7 +373,7 @@ impl Dialect for Vllm {
         }
     }
 
-    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+    async fn load_initial_weights(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let models = http.get("/v1/models", within).await?;
         // Without a path the server would read the directory of the last reload, which may have
         // been removed.
@@ -384,7 +391,7 @@ impl Dialect for Vllm {
 
 #[async_trait]
 impl ReceiveWeights for Vllm {
-    /// Returns a unique ID for NCCL, because vLLM's NCCL communicators are not those of PyTorch.
+    /// Returns a unique id for NCCL, because vLLM's NCCL communicators differ from PyTorch's.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous {
         match backend {
             GroupBackend::Gloo => Rendezvous::Store,
@@ -392,15 +399,15 @@ impl ReceiveWeights for Vllm {
         }
     }
 
-    async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
+    async fn count_receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
         let response = http.get("/get_world_size", within).await?;
         let ranks = response["world_size"].as_u64().filter(|ranks| *ranks > 0);
         ranks
             .map(|ranks| ranks as usize)
-            .ok_or_else(|| http.rejection("/get_world_size returned no number"))
+            .ok_or_else(|| http.rejection_error("/get_world_size returned no number"))
     }
 
-    async fn join(
+    async fn join_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,
@@ -426,8 +433,8 @@ impl ReceiveWeights for Vllm {
         response.map(|_| ()).map_err(|error| {
             let backend = opening.backend.name();
             http.stopped_error(&format!(
-                "{error}; check that it was started with --weight-transfer-config '{{\"backend\": \
-                 \"{backend}\"}}'"
+                "{error}; check that the server was started with --weight-transfer-config \
+                 '{{\"backend\": \"{backend}\"}}'"
             ))
         })
     }
@@ -448,7 +455,8 @@ impl ReceiveWeights for Vllm {
         let body = json!({ "update_info": info });
         let update = http.post("/update_weights", &body, within);
         let taken =
-            receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
+            receive_weights(http, update, sending, self.leave_group(http, joint, response_timeout))
+                .await;
         let sent = match taken {
             Ok((_, sent)) => sent,
             Err(error) => {
@@ -465,7 +473,7 @@ impl ReceiveWeights for Vllm {
         Ok(sent)
     }
 
-    async fn leave(
+    async fn leave_group(
         &self,
         http: &Http,
         _joint: &JoinedGroup,
@@ -476,8 +484,8 @@ impl ReceiveWeights for Vllm {
 }
 
 impl Vllm {
-    /// Samples a token at temperature 1 and another at ½, to check that the route exists and that
-    /// log-probabilities refer to the requested temperature.
+    /// Samples one token at temperature 1 and one at ½, to check that the sampling route exists and
+    /// that log-probabilities refer to the requested temperature.
     async fn check_flags(
         &self,
         http: &Http,
@@ -493,12 +501,12 @@ impl Vllm {
             let params = json!({ "max_tokens": 1, "temperature": temperature, "logprobs": 8, "detokenize": false });
             // A cache salt of its own, so that nothing remains in the cache for later requests.
             let target = RequestTarget { model: &facts.model, label: "looked at", seed: None };
-            let question = body(&prompt, &target, params);
+            let question = build_body(&prompt, &target, params);
             let answer =
                 http.send(Method::POST, GENERATE, Some(&question), options.silence).await?;
             if matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) {
-                return Err(http.rejection(format!(
-                    "{GENERATE} returned {}: {}; start it with --enable-scale-out",
+                return Err(http.rejection_error(format!(
+                    "{GENERATE} returned {}: {}; start the server with --enable-scale-out",
                     answer.status.as_u16(),
                     answer.error_message()
                 )));
@@ -506,8 +514,8 @@ impl Vllm {
             if !answer.status.is_success() {
                 return Err(http.status_error(GENERATE, answer.status, &answer.error_message()));
             }
-            let likely = alternatives(&answer.value["choices"][0]["logprobs"]["content"][0], 8);
-            found.push(likely.map_err(|why| http.rejection(why))?);
+            let likely = parse_likely(&answer.value["choices"][0]["logprobs"]["content"][0], 8);
+            found.push(likely.map_err(|why| http.rejection_error(why))?);
         }
         // If the temperature is halved, the gap between two tokens that both responses contain
         // doubles.
@@ -519,7 +527,7 @@ impl Vllm {
             .max_by(|a, b| a.0.total_cmp(&b.0));
         match widest {
             Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => {
-                Err(http.rejection(
+                Err(http.rejection_error(
                     "the server's log-probabilities are computed before the temperature is \
                      applied; start it with --logprobs-mode processed_logprobs",
                 ))
@@ -538,15 +546,15 @@ fn logprob_in(all: &TopLogprobs, id: u32) -> Option<f32> {
 }
 
 /// Returns whether requests may contain seeds, according to the server's configuration. On CPUs,
-/// vLLM 0.32 crashes on a seeded request whose prompt is computed in chunks, because it rewinds the
-/// request's generator, which CPU generators do not support.
-fn takes_seeds(config: &Value) -> bool {
+/// vLLM 0.32 crashes on a request with a seed whose prompt is computed in chunks: it rewinds the
+/// request's random generator, which CPU generators do not support.
+fn accepts_seeds(config: &Value) -> bool {
     let is_cpu = config["device_config"]["device"] == "cpu";
     !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
 }
 
-/// Checks the server's configuration, if it reports one, for missing flags that would fail only in
-/// the middle of a run, or never.
+/// Checks the server's configuration, if the server reports one, for missing flags. Without this
+/// check, they would cause a failure only in the middle of a run, or wrong results.
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
     if lora.is_some_and(Value::is_null) {
@@ -575,8 +583,8 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     ))
 }
 
-/// Returns a metric from a page in the Prometheus format, summed over its labels.
-fn metric(page: &str, name: &str) -> Option<f64> {
+/// Returns the metric `name` from a page in the Prometheus format, summed over its labels.
+fn find_metric(page: &str, name: &str) -> Option<f64> {
     let found: Vec<f64> = page
         .lines()
         .filter_map(|line| {

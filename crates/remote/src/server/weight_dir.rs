@@ -7,30 +7,32 @@ use levade_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
 use levade_policy::{Content, Manifest, PolicyError, WeightsLocation};
 use serde::{Deserialize, Serialize};
 
-/// File with the learner's log-probabilities of a prompt, against which a server is checked.
+/// Name of the file with the learner's log-probabilities of a probe prompt, against which a server
+/// is checked.
 pub const PROBE: &str = "probe.json";
 
-/// A prompt and the learner's log-probabilities for it.
+/// A probe prompt and the learner's log-probabilities for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProbeFile {
-    /// Tokens of the prompt.
+    /// Token ids of the prompt.
     pub tokens: Vec<u32>,
     /// Log-probability of each token except the first, at temperature 1.
     pub logprobs: Vec<f32>,
 }
 
-/// A directory that passed all checks.
+/// A weight directory that has passed all checks.
 #[derive(Debug, Clone)]
 pub(super) struct WeightDir {
     pub path: PathBuf,
     pub probe: Option<ProbeFile>,
-    /// Checksum of all files.
+    /// Checksum over all files of the directory.
     pub sum: u32,
 }
 
 impl WeightDir {
-    /// Checks the files that a manifest lists: sizes, checksums, and that the weights are complete
-    /// and have the shapes of the configuration, for a model with `vocabulary` tokens.
+    /// Checks the weight files that a manifest lists: their sizes and checksums, and that the
+    /// weights are complete and have the shapes of the model's configuration. `vocabulary` is the
+    /// number of tokens in the vocabulary.
     ///
     /// # Errors
     /// Returns [`PolicyError::WeightsNotLoaded`] with the file and the problem if a check fails.
@@ -69,10 +71,10 @@ impl WeightDir {
             )));
         }
         for name in weights {
-            SafetensorsFile::open(&path.join(name)).map_err(not_loaded)?;
+            SafetensorsFile::open(&path.join(name)).map_err(not_loaded_error)?;
         }
         if is_adapter {
-            AdapterConfig::open(&path).map_err(not_loaded)?;
+            AdapterConfig::open(&path).map_err(not_loaded_error)?;
         } else {
             check_model(&path, vocabulary)?;
         }
@@ -81,31 +83,32 @@ impl WeightDir {
     }
 }
 
-fn not_loaded(error: ModelError) -> PolicyError {
+fn not_loaded_error(error: ModelError) -> PolicyError {
     PolicyError::WeightsNotLoaded(error.to_string())
 }
 
-/// Cache of directory checks, shared by servers that load the same weights: each directory is read
-/// once, as long as its files do not change.
+/// Cache of the checks of weight directories, shared by servers that load the same weights. Each
+/// directory is read once, as long as its files do not change.
 #[derive(Debug, Clone, Default)]
 pub struct DirChecks(Arc<Mutex<CheckCache>>);
 
-/// The directory that was checked last.
+/// Result of the last check, and the number of checks.
 #[derive(Debug, Default)]
 struct CheckCache {
-    last: Option<(Question, Vec<Stamp>, WeightDir)>,
-    /// Number of directories that were read.
+    last: Option<(DirCheckKey, Vec<FileStamp>, WeightDir)>,
+    /// Number of weight directories that were read.
     count: usize,
 }
 
-/// A manifest, the required vocabulary size, and whether the weights must be an adapter.
-type Question = (Manifest, usize, bool);
+/// Parameters of a check: the manifest, the required vocabulary size, and whether the weights must
+/// be a LoRA adapter.
+type DirCheckKey = (Manifest, usize, bool);
 
-/// State of a file that changes with each write: inode, size, and time of the last change (seconds
-/// and nanoseconds).
-type Stamp = (u64, u64, i64, i64);
+/// State of a file that changes with each write: its inode, its size, and the time of its last
+/// change (seconds and nanoseconds).
+type FileStamp = (u64, u64, i64, i64);
 
-fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
+fn read_stamps(manifest: &Manifest) -> Option<Vec<FileStamp>> {
     use std::os::unix::fs::MetadataExt;
     let WeightsLocation::Local(dir) = &manifest.location else { return None };
     manifest
@@ -119,8 +122,8 @@ fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
 }
 
 impl DirChecks {
-    /// Checks a directory as [`WeightDir::check`] does. Concurrent callers wait for the check in
-    /// progress.
+    /// Checks a weight directory as [`WeightDir::check`] does, unless it has already been checked.
+    /// Concurrent callers wait for the check in progress.
     pub(super) fn check(
         &self,
         manifest: &Manifest,
@@ -129,7 +132,7 @@ impl DirChecks {
     ) -> Result<WeightDir, PolicyError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let question = (manifest.clone(), vocabulary, adapters);
-        let now = stamps(manifest);
+        let now = read_stamps(manifest);
         if let (Some((last_question, then, dir)), Some(now)) = (&known.last, &now)
             && *last_question == question
             && then == now
@@ -142,15 +145,15 @@ impl DirChecks {
         Ok(dir)
     }
 
-    /// Returns the number of directories that were read and passed.
+    /// Returns the number of weight directories that were read and passed all checks.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 }
 
-/// Checks shapes and configuration of a complete model. Model families that Levade does not
-/// implement are left to the server.
+/// Checks the tensor shapes and the configuration of a complete model. Models of families that
+/// Levade does not implement are not checked here, but by the server.
 fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
     match ModelFiles::open(path) {
         Ok(files) if files.config.vocabulary != vocabulary => {
@@ -169,16 +172,19 @@ fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
     if !file.exists() {
         return Ok(None);
     }
-    let bytes = std::fs::read(file).map_err(|error| damaged(file, error.to_string()))?;
+    let bytes = std::fs::read(file).map_err(|error| damaged_error(file, error.to_string()))?;
     let probe: ProbeFile =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(file, error.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged_error(file, error.to_string()))?;
     if probe.tokens.len() == probe.logprobs.len() + 1 {
         Ok(Some(probe))
     } else {
-        Err(damaged(file, "expected one log-probability fewer than tokens".into()))
+        Err(damaged_error(
+            file,
+            "the number of log-probabilities must be one less than the number of tokens".into(),
+        ))
     }
 }
 
-fn damaged(file: &Path, why: String) -> PolicyError {
+fn damaged_error(file: &Path, why: String) -> PolicyError {
     PolicyError::WeightsNotLoaded(format!("{}: {why}", file.display()))
 }

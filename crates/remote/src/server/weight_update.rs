@@ -29,67 +29,70 @@ use super::dialect::{Facts, LoadSpec, PromptScores, RequestTarget};
 use super::options::InFlight;
 use super::receive::{JoinedGroup, ReceiveSpec};
 use super::weight_dir::{ProbeFile, WeightDir};
-use super::{Inner, lock};
+use super::{ServerInner, lock};
 use crate::push::BroadcastPermit;
 
-/// A prompt and the learner's log-probabilities for it, shared.
+/// Shared probe: a prompt and the learner's log-probabilities for it.
 type Probe = Arc<ProbeFile>;
 
 /// Weights that a server has loaded completely.
 #[derive(Debug, Clone)]
 pub(super) struct LoadedWeights {
     pub version: u64,
-    /// Label of the weights on the server: version and checksum, which identify the weights.
+    /// Label that identifies the weights on the server, made from their version and checksum.
     pub label: String,
-    /// Label that the server reported after loading.
+    /// Label that the server reported after it had loaded the weights.
     pub mark: String,
-    /// Name of the model or adapter in requests.
+    /// Name of the model or of the LoRA adapter in requests.
     pub model: String,
     /// Whether requests may contain seeds.
     pub seeds: bool,
-    /// A prompt and the learner's log-probabilities for it, if the weights came with them.
+    /// Probe prompt and the learner's log-probabilities for it. `None` if the weights came without
+    /// a probe.
     pub probe: Option<Probe>,
 }
 
-/// Difference between a server's log-probabilities of a probe and the learner's, in nats.
+/// Difference between a server's log-probabilities of a probe prompt and the learner's, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProbeDifference {
-    /// Version of the weights.
+    /// Version of the weights that were compared.
     pub version: u64,
-    /// Mean absolute difference over the prompt's tokens.
+    /// Mean absolute difference over the prompt's tokens, in nats.
     pub mean: f32,
-    /// Maximum absolute difference.
+    /// Maximum absolute difference over the prompt's tokens, in nats.
     pub max: f32,
 }
 
-/// A group that a server has joined, with the permit to push weights into it.
+/// A process group that a server has joined, with the permit to push weights into it.
 pub(super) struct GroupMembership<'a> {
     permit: BroadcastPermit<'a>,
     joint: JoinedGroup,
 }
 
-/// Prefix of the labels of weights that Levade loaded.
+/// Prefix of the labels of weights that Levade has loaded.
 const LABEL: &str = "levade";
-/// Prefix before the project was renamed to Levade. Servers that still run may have such labels.
+/// Prefix of such labels before the project was renamed to Levade. Servers that still run may have
+/// labels with this prefix.
 const OLD_LABEL: &str = "dressage";
 
 pub(super) fn format_label(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
 }
 
-/// Returns the version in a label that Levade created.
+/// Returns the version in a weight label that Levade created, or `None` if the label has another
+/// format.
 pub(super) fn parse_version(label: &str) -> Option<u64> {
     let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(OLD_LABEL))?;
     let (version, sum) = rest.strip_prefix('-')?.split_once('-')?;
     (sum.len() == 8).then(|| version.parse().ok())?
 }
 
-/// Holds requests back while weights are replaced, and releases them when dropped, even after a
-/// failure.
-struct ClosedGate<'a>(&'a Inner);
+/// Guard that holds requests to a server back while its weights are replaced. Requests continue
+/// when the guard is dropped, even after a failure.
+struct ClosedGate<'a>(&'a ServerInner);
 
 impl<'a> ClosedGate<'a> {
-    fn new(inner: &'a Inner) -> Self {
+    fn new(inner: &'a ServerInner) -> Self {
         lock(&inner.paused).since.get_or_insert_with(Instant::now);
         inner.gate.send_modify(|gate| {
             gate.changes += 1;
@@ -110,20 +113,21 @@ impl Drop for ClosedGate<'_> {
     }
 }
 
-impl Inner {
-    /// Returns whether the server still has weights that it was given.
-    pub async fn has(&self, weights: &LoadedWeights) -> Result<bool, PolicyError> {
-        let facts = self.facts().await?;
+impl ServerInner {
+    /// Returns whether the server still has the weights `weights` that it has loaded.
+    pub async fn still_has(&self, weights: &LoadedWeights) -> Result<bool, PolicyError> {
+        let facts = self.query_facts().await?;
         let mark = if self.options.adapters {
-            self.adapter_mark(&weights.label).await?
+            self.query_adapter_label(&weights.label).await?
         } else {
-            self.dialect.label(&self.http, &facts, self.options.response_timeout).await?
+            self.dialect.query_label(&self.http, &facts, self.options.response_timeout).await?
         };
         Ok(mark == weights.mark)
     }
 
-    /// Returns the label of an adapter if the server lists it, and an empty string otherwise.
-    async fn adapter_mark(&self, label: &str) -> Result<String, PolicyError> {
+    /// Returns the label `label` of a LoRA adapter if the server lists the adapter, otherwise an
+    /// empty string.
+    async fn query_adapter_label(&self, label: &str) -> Result<String, PolicyError> {
         let models = self.http.get("/v1/models", self.options.response_timeout).await?;
         let listed =
             models["data"].as_array().into_iter().flatten().any(|model| model["id"] == label);
@@ -142,23 +146,26 @@ impl Inner {
         self.recheck_sleep().await?;
         let before = self.gate.borrow().weights.clone();
         let is_the_same = match &before {
-            Some(before) => self.has(before).await?,
-            None => self.sleeps(),
+            Some(before) => self.still_has(before).await?,
+            None => self.is_partly_asleep(),
         };
         if !is_the_same {
             // The server was restarted, perhaps with other options.
             *self.facts.lock().await = None;
         }
-        let facts = self.facts().await?;
-        let membership =
-            if self.sleeps() { None } else { self.join_group(weights.version, &facts).await };
+        let facts = self.query_facts().await?;
+        let membership = if self.is_partly_asleep() {
+            None
+        } else {
+            self.join_group(weights.version, &facts).await
+        };
         let gate_guard = ClosedGate::new(self);
         self.gate.send_modify(|gate| gate.weights = None);
         let start = Instant::now();
         let loaded = if self.options.adapters {
-            self.give_adapter(&dir, weights.version, &facts).await
+            self.load_adapter(&dir, weights.version, &facts).await
         } else {
-            self.give(&dir, weights.version, &facts, membership).await
+            self.replace_weights(&dir, weights.version, &facts, membership).await
         };
         let loaded = loaded.inspect_err(|error| {
             warn!(
@@ -215,27 +222,28 @@ impl Inner {
         checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// Makes the server join a process group for a version of the weights, while it still samples
-    /// with older ones. Returns `None` if the server must load the weights from their directory.
+    /// Makes the server join a process group for the weights of version `version`, while it still
+    /// samples from older weights. Returns `None` if the server must load the weights from their
+    /// directory.
     pub async fn join_group(&self, version: u64, facts: &Facts) -> Option<GroupMembership<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
-        let permit = push.permit(version).await?;
+        let permit = push.acquire_permit(version).await?;
         let dialect = &self.dialect;
         let within = self.options.response_timeout;
         let joint = async {
-            let ranks = dialect.receivers(&self.http, within).await?;
+            let ranks = dialect.count_receivers(&self.http, within).await?;
             let rendezvous = dialect.rendezvous(permit.backend());
             let seconds = self.options.update_timeout.as_secs_f64();
             let (opening, opened) =
-                permit.open(rendezvous, ranks, self.http.host(), seconds).await?;
+                permit.open_push_group(rendezvous, ranks, self.http.host(), seconds).await?;
             let joint = JoinedGroup { opening, opened };
-            dialect.join(&self.http, &joint, within).await?;
+            dialect.join_group(&self.http, &joint, within).await?;
             Ok::<_, PolicyError>(joint)
         };
         match joint.await {
             Ok(joint) => Some(GroupMembership { permit, joint }),
             Err(error) => {
-                permit.ends(false);
+                permit.count_push(false);
                 warn!(
                     server = self.http.name, version, %error,
                     "weights cannot be sent and are read from their directory"
@@ -245,9 +253,9 @@ impl Inner {
         }
     }
 
-    /// Loads weights into a paused server: over the group if `join_group`, otherwise or after a
-    /// failure from the directory.
-    pub async fn take(
+    /// Loads weights into a paused server: over the process group if `membership` is set. Without a
+    /// process group, or if the push fails, the server reads the weights from the directory.
+    pub async fn load_into_paused(
         &self,
         dir: &WeightDir,
         load: &LoadSpec<'_>,
@@ -258,10 +266,10 @@ impl Inner {
             let answer = self.options.response_timeout;
             let push =
                 ReceiveSpec { joint: &joint, label, keeps, within, response_timeout: answer };
-            let sending = Box::pin(permit.send(&joint.opening.group));
+            let sending = Box::pin(permit.send_weights(&joint.opening.group));
             let sent = self.dialect.receive(&self.http, &push, sending).await;
-            permit.ends(sent.is_ok());
-            self.dialect.leave(&self.http, &joint, answer).await.ok();
+            permit.count_push(sent.is_ok());
+            self.dialect.leave_group(&self.http, &joint, answer).await.ok();
             match sent {
                 Ok(sent) => {
                     info!(server = self.http.name, label, sent.bytes, sent.seconds, "sent weights");
@@ -277,11 +285,12 @@ impl Inner {
                 }
             }
         }
-        self.dialect.read(&self.http, &dir.path, load).await
+        self.dialect.load_weights(&self.http, &dir.path, load).await
     }
 
-    /// Pauses the server, loads complete weights, and resumes it.
-    async fn give(
+    /// Pauses the server, loads the complete weights of the version `version`, and resumes the
+    /// server.
+    async fn replace_weights(
         &self,
         dir: &WeightDir,
         version: u64,
@@ -291,14 +300,14 @@ impl Inner {
         let answer = self.options.response_timeout;
         let in_flight = self.options.in_flight;
         let label = format_label(version, dir.sum);
-        if self.sleeps() {
+        if self.is_partly_asleep() {
             self.wake_with(dir, facts, &label).await?;
         } else {
             self.dialect.pause(&self.http, in_flight, answer).await?;
             let keeps = in_flight == InFlight::Keep;
             let load =
                 LoadSpec { facts, label: &label, keeps, within: self.options.update_timeout };
-            let read = self.take(dir, &load, membership).await;
+            let read = self.load_into_paused(dir, &load, membership).await;
             if read.is_err() && keeps {
                 // Frozen requests must not continue with partly replaced weights.
                 self.dialect.pause(&self.http, InFlight::Recompute, answer).await.ok();
@@ -308,21 +317,22 @@ impl Inner {
             read?;
             resumed?;
         }
-        let mark = self.dialect.label(&self.http, facts, answer).await?;
+        let mark = self.dialect.query_label(&self.http, facts, answer).await?;
         if facts.labels && mark != label {
             return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} reports weights {mark:?} after {label:?} were loaded; check whether another \
-                 client loads weights into it",
+                 client loads weights into the server",
                 self.http.name
             )));
         }
         let model = facts.model.clone();
         let probe = dir.probe.clone().map(Arc::new);
-        self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
+        self.verify_probe(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe })
+            .await
     }
 
-    /// Loads an adapter in addition to the loaded ones, without a pause.
-    async fn give_adapter(
+    /// Loads a LoRA adapter in addition to those that the server has loaded, without a pause.
+    async fn load_adapter(
         &self,
         dir: &WeightDir,
         version: u64,
@@ -331,19 +341,21 @@ impl Inner {
         let label = format_label(version, dir.sum);
         let load =
             LoadSpec { facts, label: &label, keeps: true, within: self.options.update_timeout };
-        if self.adapter_mark(&label).await? != label {
+        if self.query_adapter_label(&label).await? != label {
             self.dialect.load_adapter(&self.http, &dir.path, &load).await?;
         }
         let mark = label.clone();
         let model = label.clone();
         let probe = dir.probe.clone().map(Arc::new);
-        self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
+        self.verify_probe(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe })
+            .await
     }
 
-    /// Compares the log-probabilities of the probe with the learner's.
-    async fn confirm(&self, loaded: LoadedWeights) -> Result<LoadedWeights, PolicyError> {
+    /// Compares the server's log-probabilities of the probe prompt with the learner's. Returns the
+    /// weights if the difference is within the tolerance.
+    async fn verify_probe(&self, loaded: LoadedWeights) -> Result<LoadedWeights, PolicyError> {
         let Some(probe) = loaded.probe.clone() else { return Ok(loaded) };
-        let (found, _) = self.score(&probe.tokens, 0, &loaded).await?;
+        let (found, _) = self.score_prompt(&probe.tokens, 0, &loaded).await?;
         let differences: Vec<f32> =
             found.iter().zip(&probe.logprobs).map(|(a, b)| (a - b).abs()).collect();
         let mean = differences.iter().sum::<f32>() / differences.len().max(1) as f32;
@@ -354,28 +366,29 @@ impl Inner {
             return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} computes different log-probabilities than the learner for weights {}: the \
                  mean difference is {mean:.3} nats and the maximum {max:.3}, more than the \
-                 tolerance {max_difference} allows; it has a different model, was started with a \
-                 lower precision (--dtype), or computes differently",
+                 tolerance {max_difference} allows; the server has a different model, was started \
+                 with a lower precision (--dtype), or computes differently",
                 self.http.name, loaded.label
             )));
         }
         Ok(loaded)
     }
 
-    /// Returns the log-probabilities of a prompt.
-    pub async fn score(
+    /// Returns the server's log-probabilities of a prompt, with `top` alternatives per position.
+    pub async fn score_prompt(
         &self,
         prompt: &[u32],
         top: usize,
         weights: &LoadedWeights,
     ) -> Result<PromptScores, PolicyError> {
         let target = RequestTarget { model: &weights.model, label: &weights.label, seed: None };
-        let body = self.dialect.score(prompt, top, &target);
-        let answer = self.http.post(self.dialect.route(), &body, self.silence_timeout()).await?;
+        let body = self.dialect.score_body(prompt, top, &target);
+        let answer =
+            self.http.post(self.dialect.sampling_route(), &body, self.silence_timeout()).await?;
         self.dialect.parse_scores(&answer, prompt, top).map_err(|why| self.http.stopped_error(&why))
     }
 
-    /// Returns the timeout for responses that require a forward pass.
+    /// Returns the timeout for responses of the server that require a forward pass.
     fn silence_timeout(&self) -> Duration {
         self.options.silence.max(self.options.response_timeout)
     }
@@ -386,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_of_inverts_label_and_rejects_foreign_labels() {
+    fn parse_version_inverts_label_and_rejects_foreign_labels() {
         assert_eq!(parse_version(&format_label(7, 0xab)), Some(7));
         assert_eq!(parse_version("dressage-7-000000ab"), Some(7));
         for other in

@@ -14,16 +14,15 @@ use levade_tree::TreeBatch;
 
 use super::Colocation;
 
-/// A learner on colocated devices. Any call that needs the devices acquires them, and holds them
-/// until it ends.
+/// A learner that shares its devices with samplers. Any call that needs the devices acquires them
+/// for the learner, and keeps them until it ends.
 struct ColocatedLearner {
     colocation: Arc<Colocation>,
     learner: Arc<dyn Learner>,
 }
 
 impl Colocation {
-    /// Returns a learner of the group on these devices. Its calls acquire the devices for the
-    /// learner.
+    /// Wraps a learner so that its calls acquire these devices.
     pub fn learner(self: &Arc<Self>, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
         Arc::new(ColocatedLearner { colocation: Arc::clone(self), learner })
     }
@@ -46,7 +45,7 @@ impl ColocatedLearner {
 
 #[async_trait]
 impl Learner for ColocatedLearner {
-    /// Needs no device.
+    /// Plans an update. Planning needs no device, so the devices are not acquired.
     async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         self.learner.plan(update).await
     }

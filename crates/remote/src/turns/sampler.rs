@@ -11,17 +11,17 @@ use levade_policy::{
 use super::Colocation;
 use crate::router::Router;
 
-/// Colocated servers as a sampler. Loading weights acquires the devices for the servers. A request
-/// to sleeping servers does so too, in the server that gets the request: requests in flight have
-/// all found an awake server.
+/// Sampler over the inference servers that share the learner's devices. Loading weights acquires
+/// the devices for the servers. A request to a sleeping server also acquires them. The server that
+/// gets the request does this; requests in flight have all found an awake server.
 struct ColocatedSampler {
     colocation: Arc<Colocation>,
     router: Arc<Router>,
 }
 
 impl Colocation {
-    /// Returns the servers of a router, which [share](Colocation::colocate) these devices, as one
-    /// sampler.
+    /// Returns the servers of a router as one sampler. The servers must
+    /// [share](Colocation::colocate) these devices.
     pub fn sampler(self: &Arc<Self>, router: Arc<Router>) -> Arc<dyn Sampler> {
         Arc::new(ColocatedSampler { colocation: Arc::clone(self), router })
     }

@@ -279,8 +279,8 @@ async fn failed_call_is_described_and_next_call_succeeds() {
         ("exit", "called exit('bye') (line 8)"),
         ("gone", "exited with exit status: 3: last words"),
         ("kill", "exited with signal: 9"),
-        ("loop", "did not answer within 2s, and was killed"),
-        ("sleep", "did not answer within 2s, and was killed"),
+        ("loop", "did not respond within 2s, and was killed"),
+        ("sleep", "did not respond within 2s, and was killed"),
     ] {
         let error = scorer.score(text).await.unwrap_err();
         assert!(

@@ -491,7 +491,7 @@ async fn failed_load_reports_python_error() {
     let file = write(dir.path(), "own.py", "import time\ntime.sleep(60)\n");
     let slow = set_of(PythonKeys { start_seconds: 0.5, ..keys(file) }, LONG);
     let error = slow.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
-    assert!(error.contains("it was still loading after 500ms"), "{error}");
+    assert!(error.contains("the worker was still loading after 500ms"), "{error}");
 }
 
 #[tokio::test]

@@ -1,20 +1,21 @@
 //! Selects the replica with the fewest calls.
 
 use super::round_robin::RoundRobin;
-use super::{Candidate, ReplicaSelector};
+use super::{ReplicaCandidate, ReplicaSelector};
 
-/// Selects the replica with the fewest running calls. Slow replicas keep calls for longer, and so
-/// get fewer.
+/// Strategy that selects the replica with the fewest running calls. Slow replicas keep calls for
+/// longer, and so get fewer calls.
 #[derive(Debug, Default)]
 pub(crate) struct LeastLoaded {
     round_robin: RoundRobin,
 }
 
 impl ReplicaSelector for LeastLoaded {
-    fn choose(&mut self, _prompt: &[u32], candidates: &[Candidate]) -> usize {
+    fn choose(&mut self, _prompt: &[u32], candidates: &[ReplicaCandidate]) -> usize {
         let min_running = candidates.iter().map(|candidate| candidate.running).min();
-        self.round_robin
-            .pick(candidates.iter().filter(|c| Some(c.running) == min_running).map(|c| c.replica))
+        self.round_robin.select_next(
+            candidates.iter().filter(|c| Some(c.running) == min_running).map(|c| c.replica),
+        )
     }
 }
 
@@ -26,8 +27,9 @@ mod tests {
     fn least_loaded_selects_fewest_calls_in_turn() {
         let mut choice = LeastLoaded::default();
         let mut among = |running: [usize; 3]| {
-            let candidates: Vec<Candidate> =
-                (0..3).map(|replica| Candidate { replica, running: running[replica] }).collect();
+            let candidates: Vec<ReplicaCandidate> = (0..3)
+                .map(|replica| ReplicaCandidate { replica, running: running[replica] })
+                .collect();
             choice.choose(&[], &candidates)
         };
         assert_eq!(

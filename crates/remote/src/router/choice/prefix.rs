@@ -11,18 +11,18 @@
 //! and prompts that are new to all replicas go to the least loaded one.
 
 use super::prefix_index::PrefixIndex;
-use super::{Candidate, ReplicaSelector};
+use super::{ReplicaCandidate, ReplicaSelector};
 
-/// Constants of [`Choice::Prefix`](super::Choice::Prefix).
+/// Limits of the strategy [`Choice::Prefix`](super::Choice::Prefix).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixOptions {
-    /// Factor on the calls of the least loaded replica; a replica with more than `ratio` times
-    /// these calls plus `slack` is excluded.
+    /// Bound on a replica's load, as a multiple of the calls on the least loaded replica. A replica
+    /// with more calls than `ratio` times this number plus `slack` is not selected.
     pub ratio: f64,
-    /// Number of calls added to that bound.
+    /// Number of calls that is added to the bound.
     pub slack: usize,
-    /// Maximum number of entries in the index, each a block of 16 tokens cached by one replica. An
-    /// entry takes at most 200 bytes.
+    /// Maximum number of entries in the index of prefixes. An entry is a block of 16 tokens that
+    /// one replica has cached, and takes at most 200 bytes.
     pub max_blocks: usize,
 }
 
@@ -32,7 +32,7 @@ impl Default for PrefixOptions {
     }
 }
 
-/// Selection by cached prefixes.
+/// Strategy that selects the replica with the longest cached prefix of the prompt.
 #[derive(Debug)]
 pub(crate) struct Prefix {
     options: PrefixOptions,
@@ -46,16 +46,16 @@ impl Prefix {
 }
 
 impl ReplicaSelector for Prefix {
-    fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize {
+    fn choose(&mut self, prompt: &[u32], candidates: &[ReplicaCandidate]) -> usize {
         let min_running =
             candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
         let max_running = min_running as f64 * self.options.ratio + self.options.slack as f64;
-        let shared_blocks = self.index.shared_blocks(prompt);
+        let shared_blocks = self.index.count_shared_blocks(prompt);
         let near = candidates.iter().filter(|candidate| candidate.running as f64 <= max_running);
         near.max_by_key(|candidate| {
-            let Candidate { replica, running } = **candidate;
+            let ReplicaCandidate { replica, running } = **candidate;
             let reversed_load =
-                std::cmp::Reverse((running, self.index.blocks_of(replica), replica));
+                std::cmp::Reverse((running, self.index.num_blocks(replica), replica));
             (shared_blocks.get(&replica).copied().unwrap_or_default(), reversed_load)
         })
         .map(|candidate| candidate.replica)
@@ -67,7 +67,7 @@ impl ReplicaSelector for Prefix {
     }
 
     fn forget_replica(&mut self, replica: usize) {
-        self.index.forget(replica);
+        self.index.remove_replica(replica);
     }
 }
 
@@ -76,8 +76,8 @@ mod tests {
     use super::*;
 
     fn among(choice: &mut Prefix, prompt: &[u32], running: [usize; 3]) -> usize {
-        let candidates: Vec<Candidate> =
-            (0..3).map(|replica| Candidate { replica, running: running[replica] }).collect();
+        let candidates: Vec<ReplicaCandidate> =
+            (0..3).map(|replica| ReplicaCandidate { replica, running: running[replica] }).collect();
         choice.choose(prompt, &candidates)
     }
 

@@ -12,17 +12,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Tokens per block, as in the prefix caches of inference servers.
+/// Number of tokens per block, as in the prefix caches of inference servers.
 pub(crate) const BLOCK: usize = 16;
 
-/// Prefixes that replicas have cached.
+/// Index of the token prefixes that replicas have cached.
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
-    /// Maximum number of entries: pairs of a block and a replica that has it.
+    /// Maximum number of entries. An entry is a pair of a block and a replica that has cached it.
     max_blocks: usize,
-    /// For each block, the replicas that have it, with the time of the last use.
+    /// Replicas that have cached each block, with the logical time of the last use, by the block's
+    /// hash.
     blocks: HashMap<u64, Vec<(usize, u64)>>,
-    /// Entries in the order of their use, including stale ones, which were used again later.
+    /// Last use, block hash and replica of the entries, in the order of their use. Includes
+    /// outdated records of entries that were used again later.
     order: VecDeque<(u64, u64, usize)>,
     /// Number of entries of each replica.
     block_counts: HashMap<usize, usize>,
@@ -30,9 +32,9 @@ pub(crate) struct PrefixIndex {
     clock: u64,
 }
 
-/// Returns the hashes of all full blocks of a sequence. Each hash covers all tokens up to the
-/// block's end.
-fn chain(tokens: &[u32]) -> impl Iterator<Item = u64> {
+/// Returns the hashes of all full blocks of a token sequence. A block's hash covers all tokens from
+/// the start of the sequence to the block's end.
+fn hash_blocks(tokens: &[u32]) -> impl Iterator<Item = u64> {
     tokens.chunks_exact(BLOCK).scan(0u64, |before, block| {
         let mut hash = DefaultHasher::new();
         (*before, block).hash(&mut hash);
@@ -42,7 +44,7 @@ fn chain(tokens: &[u32]) -> impl Iterator<Item = u64> {
 }
 
 impl PrefixIndex {
-    /// Creates an empty index of at max_blocks `max_blocks` entries.
+    /// Creates an empty index with at most `max_blocks` entries.
     pub fn new(max_blocks: usize) -> Self {
         PrefixIndex {
             max_blocks,
@@ -54,16 +56,16 @@ impl PrefixIndex {
         }
     }
 
-    /// Returns the number of entries of a replica.
-    pub fn blocks_of(&self, replica: usize) -> usize {
+    /// Returns the number of blocks that a replica has cached.
+    pub fn num_blocks(&self, replica: usize) -> usize {
         self.block_counts.get(&replica).copied().unwrap_or_default()
     }
 
-    /// Returns how many blocks at the start of `tokens` each replica has. Replicas without any are
-    /// left out.
-    pub fn shared_blocks(&self, tokens: &[u32]) -> HashMap<usize, usize> {
+    /// Returns the number of blocks at the start of `tokens` that each replica has cached, by the
+    /// replica's index. Replicas without any of these blocks are omitted.
+    pub fn count_shared_blocks(&self, tokens: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
-        for (i, hash) in chain(tokens).enumerate() {
+        for (i, hash) in hash_blocks(tokens).enumerate() {
             let Some(replicas) = self.blocks.get(&hash) else { break };
             let mut any = false;
             for (replica, _) in replicas {
@@ -80,9 +82,9 @@ impl PrefixIndex {
         found
     }
 
-    /// Records that `replica` has computed a sequence.
+    /// Records that `replica` has computed, and so cached, a token sequence.
     pub fn insert(&mut self, replica: usize, tokens: &[u32]) {
-        let mut hashes: Vec<u64> = chain(tokens).collect();
+        let mut hashes: Vec<u64> = hash_blocks(tokens).collect();
         hashes.truncate(self.max_blocks);
         for hash in hashes.into_iter().rev() {
             self.clock += 1;
@@ -111,11 +113,11 @@ impl PrefixIndex {
 
     fn drop_oldest(&mut self) {
         let Some((used, hash, replica)) = self.order.pop_front() else { return };
-        self.remove(hash, |entry| *entry == (replica, used));
+        self.remove_entries(hash, |entry| *entry == (replica, used));
     }
 
-    /// Removes the entries of a block for which `meant` returns true.
-    fn remove(&mut self, hash: u64, meant: impl Fn(&(usize, u64)) -> bool) {
+    /// Removes the entries of the block `hash` for which `meant` returns true.
+    fn remove_entries(&mut self, hash: u64, meant: impl Fn(&(usize, u64)) -> bool) {
         let Some(replicas) = self.blocks.get_mut(&hash) else { return };
         for (replica, _) in replicas.extract_if(.., |entry| meant(entry)) {
             self.entries -= 1;
@@ -128,11 +130,11 @@ impl PrefixIndex {
         }
     }
 
-    /// Removes all entries of a replica.
-    pub fn forget(&mut self, replica: usize) {
+    /// Removes all entries of a replica from the index.
+    pub fn remove_replica(&mut self, replica: usize) {
         let hashes: Vec<u64> = self.blocks.keys().copied().collect();
         for hash in hashes {
-            self.remove(hash, |(known, _)| *known == replica);
+            self.remove_entries(hash, |(known, _)| *known == replica);
         }
     }
 }
@@ -174,23 +176,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn index_matches_naive_search(paths in sequences(), forgotten in 0usize..8) {
+        fn prefix_index_matches_naive_search(paths in sequences(), forgotten in 0usize..8) {
             let mut index = PrefixIndex::new(100_000);
             let mut known = Vec::new();
             for (member, path) in &paths {
-                prop_assert_eq!(index.shared_blocks(path), naive(&known, path));
+                prop_assert_eq!(index.count_shared_blocks(path), naive(&known, path));
                 index.insert(*member, path);
                 known.push((*member, path.clone()));
             }
-            index.forget(forgotten);
+            index.remove_replica(forgotten);
             known.retain(|(member, _)| *member != forgotten);
             for (_, path) in &paths {
-                prop_assert_eq!(index.shared_blocks(path), naive(&known, path));
+                prop_assert_eq!(index.count_shared_blocks(path), naive(&known, path));
             }
         }
 
         #[test]
-        fn index_is_bounded_and_keeps_newest_sequence(paths in sequences(), max_blocks in 1usize..12) {
+        fn prefix_index_is_bounded_and_keeps_newest_sequence(
+            paths in sequences(),
+            max_blocks in 1usize..12,
+        ) {
             let mut index = PrefixIndex::new(max_blocks);
             let mut known = Vec::new();
             for (member, path) in &paths {
@@ -198,13 +203,16 @@ mod tests {
                 known.push((*member, path.clone()));
                 let counted: usize = index.blocks.values().map(Vec::len).sum();
                 prop_assert_eq!(counted, index.entries);
-                prop_assert_eq!(counted, (0..4).map(|member| index.blocks_of(member)).sum::<usize>());
+                prop_assert_eq!(
+                    counted,
+                    (0..4).map(|member| index.num_blocks(member)).sum::<usize>()
+                );
                 prop_assert!(counted <= max_blocks && index.order.len() <= 2 * max_blocks);
-                let newest = index.shared_blocks(path).get(member).copied().unwrap_or(0);
+                let newest = index.count_shared_blocks(path).get(member).copied().unwrap_or(0);
                 prop_assert_eq!(newest, (path.len() / BLOCK).min(max_blocks));
                 // The index finds no block that was not inserted.
                 let all = naive(&known, path);
-                for (member, blocks) in index.shared_blocks(path) {
+                for (member, blocks) in index.count_shared_blocks(path) {
                     prop_assert!(blocks <= all[&member]);
                 }
             }
@@ -212,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn index_evicts_least_recently_used_blocks() {
+    fn prefix_index_evicts_least_recently_used_blocks() {
         let mut index = PrefixIndex::new(4);
         index.insert(0, &two_blocks(1));
         index.insert(0, &two_blocks(2));
         index.insert(0, &two_blocks(1));
         index.insert(1, &two_blocks(3));
-        assert_eq!(index.shared_blocks(&two_blocks(1)), [(0, 2)].into());
-        assert_eq!(index.shared_blocks(&two_blocks(2)), [].into());
+        assert_eq!(index.count_shared_blocks(&two_blocks(1)), [(0, 2)].into());
+        assert_eq!(index.count_shared_blocks(&two_blocks(2)), [].into());
         index.insert(1, &two_blocks(4)[..BLOCK]);
         assert_eq!(
-            index.shared_blocks(&two_blocks(1)),
+            index.count_shared_blocks(&two_blocks(1)),
             [(0, 1)].into(),
             "its end is gone, its beginning is not"
         );

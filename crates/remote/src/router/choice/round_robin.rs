@@ -1,16 +1,17 @@
 //! Selects each replica in turn.
 
-use super::{Candidate, ReplicaSelector};
+use super::{ReplicaCandidate, ReplicaSelector};
 
-/// Round-robin selection: the next candidate after the one that was selected last.
+/// Strategy that selects the replicas in rotation: the next candidate after the replica that was
+/// selected last.
 #[derive(Debug, Default)]
 pub(crate) struct RoundRobin {
     next: usize,
 }
 
 impl RoundRobin {
-    /// Returns the next of `candidates`, which must not be empty.
-    pub fn pick(&mut self, candidates: impl Iterator<Item = usize> + Clone) -> usize {
+    /// Selects the next of `candidates` in rotation. `candidates` must not be empty.
+    pub fn select_next(&mut self, candidates: impl Iterator<Item = usize> + Clone) -> usize {
         let after = candidates.clone().filter(|replica| *replica >= self.next).min();
         let chosen = after.or_else(|| candidates.min()).unwrap_or_default();
         self.next = chosen + 1;
@@ -19,8 +20,8 @@ impl RoundRobin {
 }
 
 impl ReplicaSelector for RoundRobin {
-    fn choose(&mut self, _prompt: &[u32], candidates: &[Candidate]) -> usize {
-        self.pick(candidates.iter().map(|candidate| candidate.replica))
+    fn choose(&mut self, _prompt: &[u32], candidates: &[ReplicaCandidate]) -> usize {
+        self.select_next(candidates.iter().map(|candidate| candidate.replica))
     }
 }
 
@@ -31,7 +32,7 @@ mod tests {
     #[test]
     fn round_robin_alternates_among_changing_replicas() {
         let mut round_robin = RoundRobin::default();
-        let mut among = |replicas: &[usize]| round_robin.pick(replicas.iter().copied());
+        let mut among = |replicas: &[usize]| round_robin.select_next(replicas.iter().copied());
         assert_eq!(
             [among(&[0, 1, 2]), among(&[0, 1, 2]), among(&[0, 1, 2]), among(&[0, 1, 2])],
             [0, 1, 2, 0]
