@@ -76,7 +76,8 @@ pub struct RepeatedHistory {
     pub up_to_completion: usize,
     /// Number of repeated completions that differ in white space around their content.
     pub trimmed: u32,
-    /// Number of repeated completions whose reasoning is missing, completely or in part.
+    /// Number of repeated completions whose reasoning is missing, completely or in part, or is
+    /// edited although the completion's call ids are kept.
     pub unsaid: u32,
     /// Number of repeated completions that came back without the text next to their tool calls, or
     /// with arguments that are written differently.

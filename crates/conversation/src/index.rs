@@ -111,7 +111,8 @@ pub(crate) struct HistoryMatch {
     pub messages: usize,
     /// Number of completions that differ in white space; fewer are better.
     pub trimmed: std::cmp::Reverse<u32>,
-    /// Number of completions whose reasoning is missing, completely or in part.
+    /// Number of completions whose reasoning is missing, completely or in part, or is edited
+    /// although their call ids are kept.
     pub unsaid: std::cmp::Reverse<u32>,
     /// Number of completions without their text, or with arguments that are written differently.
     pub altered: std::cmp::Reverse<u32>,

@@ -44,16 +44,18 @@
 //!
 //! # Guarantees
 //! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request
-//!   repeats. Text is not tokenized a second time, except with [`History::Template`], on a branch
-//!   that the template renders. Ids of segments never change. After a completion come only ids that
-//!   depend on the template; the text of the completion does not change them
-//!   ([`Chat::continuation`](levade_text::Chat::continuation)).
+//!   repeats, up to its last completion. Messages after that completion are rendered and tokenized
+//!   as context, even if they repeat completions of another branch. With [`History::Template`], the
+//!   template can also render a repeated history again. Ids of segments never change. After a
+//!   completion come only ids that depend on the template; the text of the completion does not
+//!   change them ([`Chat::continuation`](levade_text::Chat::continuation)).
 //! - **Reformatted history matches** if it has the same meaning. Content counts as one text, and
 //!   `null` as `""`. Calls count by name, and by arguments as JSON values. Reasoning counts only if
-//!   the client sent it, complete or in part. Differences in white space around a completion's
-//!   content are accepted, and counted. A completion matches as the model wrote it or parsed, with
-//!   its calls in separate messages. Instructions match under the roles `system` and `developer`.
-//!   Call ids distinguish equal completions.
+//!   the client sent it, complete or in part, and if no call ids identify the completion.
+//!   Differences in white space around a completion's content are accepted, and counted. A
+//!   completion matches as the model wrote it or parsed, with its calls in separate messages.
+//!   Instructions match under the roles `system` and `developer`. Call ids distinguish equal
+//!   completions.
 //! - **Rewritten completions match** and are counted, unless [`CompletionMatching::Strict`] is set.
 //!   If its call ids are kept, a completion can lack its text, and its arguments can have other
 //!   spacing or further members. Appended text becomes context after the sampled tokens. Another

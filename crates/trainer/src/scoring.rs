@@ -2,8 +2,8 @@
 //! other parts of a reward.
 //!
 //! # Guarantees
-//! - **A scorer that cannot score never counts as a score of 0.** The recipe decides what happens
-//!   to the attempt.
+//! - **A failure of a scorer is not a score of 0**, unless the recipe sets `unscored = 0`. The
+//!   recipe decides what happens to the attempt.
 //! - **Scoring changes no sampled token**, and can be repeated: the store contains everything that
 //!   a scorer reads.
 
