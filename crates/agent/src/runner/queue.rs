@@ -3,7 +3,7 @@
 //! One task reads the changes of the store for all attempts that wait. It also ends the leases that
 //! have expired, and reports if no runner leases.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ pub struct RunnerQueue {
     options: QueueOptions,
     note: Box<dyn Fn(String) + Send + Sync>,
     /// Rollouts that attempts wait for, by id.
-    pending: Mutex<HashMap<String, watch::Sender<State>>>,
+    pending: Mutex<BTreeMap<String, watch::Sender<State>>>,
     /// Set when the task that follows the store has started.
     follower: OnceLock<()>,
 }
@@ -131,7 +131,7 @@ impl RunnerQueue {
         [queue.clone(), evaluation_queue(queue)]
     }
 
-    fn pending(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<State>>> {
+    fn pending(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<State>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -9,6 +9,4 @@ pub(crate) use response::{
     CollectedCompletion, Dialect, EventMerger, error_response, frame, gather_all, json, merge_all,
     write_response,
 };
-#[cfg(test)]
-pub(crate) use serve::router;
-pub use serve::serve;
+pub use serve::{router, serve};

@@ -102,8 +102,9 @@ fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
         .is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Returns the routes of a gateway, which accepts requests to the hosts in `access`.
-pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
+/// Returns the routes of a gateway, which accepts requests to the hosts in `access`. [`serve`]
+/// serves them over HTTP; a caller without connections can call them.
+pub fn router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
     let routes = Router::new()
         .merge(api())

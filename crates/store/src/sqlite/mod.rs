@@ -254,7 +254,8 @@ async fn start_thread(
 
 /// Starts a thread that opens a connection with `open` and then processes jobs with `work`. The
 /// pair names the thread, and what it opens in errors. Returns the thread and the value that `open`
-/// returned beside the connection.
+/// returned beside the connection. In a test after [`levade_policy::block_in_caller`], each job
+/// runs in its caller instead.
 async fn start_worker<T: Send + 'static>(
     location: &str,
     (name, key): (&str, &str),
@@ -262,6 +263,11 @@ async fn start_worker<T: Send + 'static>(
     open: impl FnOnce() -> Result<(OpenedFile, T), StoreError> + Send + 'static,
     work: fn(&mut Connection, &JobReceiver),
 ) -> Result<(Worker, T), StoreError> {
+    #[cfg(any(test, feature = "testing"))]
+    if levade_policy::is_blocking_in_caller() {
+        let ((connection, _), value) = open()?;
+        return Ok((Worker::in_caller(connection, work), value));
+    }
     let (to, outcome) = oneshot::channel();
     let thread = move |inbox: &JobReceiver| match open() {
         // The copy must outlive the connection.

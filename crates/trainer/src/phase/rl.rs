@@ -229,6 +229,8 @@ async fn collect(
             return Ok(taken);
         }
         tokio::select! {
+            // A fixed order of the branches makes simulations repeatable.
+            biased;
             more = scheduler.next(rollouts, tasks, true, observer) => if !more? {
                 return Err(TrainerError::NoAttemptsInFlight.into());
             },
@@ -251,6 +253,8 @@ async fn run_alongside<T>(
     let mut unseen = ();
     loop {
         tokio::select! {
+            // A fixed order of the branches makes simulations repeatable.
+            biased;
             done = &mut work => return done,
             more = scheduler.next(rollouts, tasks, false, &mut unseen), if scheduler.is_running() => { more?; }
         }
