@@ -399,9 +399,11 @@ impl Generation {
             let event = match after.take() {
                 Some(event) => event,
                 None => tokio::select! {
-                    event = stream.next() => event,
+                    // A fixed order of the branches makes simulations repeatable.
+                    biased;
                     () = &mut abandoned => return Ok(FinishReason::Aborted),
                     () = &mut rejected => return Ok(FinishReason::Aborted),
+                    event = stream.next() => event,
                 },
             };
             match event {

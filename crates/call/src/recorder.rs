@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use levade_conversation::{Conversation, Counts, Origin};
-use levade_policy::{CallStreams, FinishReason};
+use levade_policy::{CallStreams, FinishReason, run_blocking};
 use levade_tree::{Drift, TimeInterval, TimedPart, Timings, Trajectory, TreeError};
 use tokio::sync::{Notify, watch};
 
@@ -294,6 +294,8 @@ impl Recorder {
             }
         };
         tokio::select! {
+            // A fixed order of the branches makes simulations repeatable.
+            biased;
             () = no_reader => {}
             () = self.wait_until_closed() => {}
         }
@@ -369,8 +371,7 @@ impl Recorder {
         // Comparing the conversation with its template takes time, so it runs outside of the async
         // workers.
         let recorder = Arc::clone(self);
-        let drift =
-            tokio::task::spawn_blocking(move || recorder.state().conversation.finish()).await;
+        let drift = run_blocking(move || recorder.state().conversation.finish()).await;
         let mut state = self.state();
         let conversation = std::mem::take(&mut state.conversation);
         let mut recorded = std::mem::take(&mut state.recorded);

@@ -138,7 +138,7 @@ mod training_tests;
 
 pub use call::Call;
 pub use gateway::{Caller, Gateway, GatewayOptions, Model};
-pub use http::serve;
+pub use http::{build_router, serve};
 pub use route::{CallPattern, Route};
 pub use session::{Reward, Session, SessionOptions};
 pub use session_host::{EndRequest, EndedSession, HostedSession, SessionHost, StartRequest};

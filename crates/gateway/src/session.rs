@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use levade_call::{ApiError, Recorder, Recording, Transcript};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use crate::key::AttemptKey;
 use crate::responses::ResponseMemory;

@@ -54,14 +54,15 @@
 //! - **Errors** are serializable with a code. [`PolicyError::is_transient`] returns whether the
 //!   same call may succeed later.
 //!
-//! For tests of other crates, [`Simulator`] implements both traits over one small table, and
-//! [`crash_point`] marks the points at which tests kill the process. [`catch_panic`] converts
-//! panics of library calls on damaged files to errors, and [`environment`] selects the environment
-//! variables that child processes get.
+//! For tests of other crates, [`Simulator`] implements both traits over one small table,
+//! [`crash_point`] marks the points at which tests kill the process, and [`block_in_caller`] makes
+//! simulations repeatable. [`catch_panic`] converts panics of library calls on damaged files to
+//! errors, and [`environment`] selects the environment variables that child processes get.
 //!
 //! Out of scope: prompts as text (`levade-text`), and every real model.
 
 mod adjust;
+mod blocking;
 mod calls;
 mod constrain;
 mod crash;
@@ -88,6 +89,7 @@ mod timeout_policy;
 mod weight_update;
 mod weights;
 
+pub use blocking::{block_in_caller, is_blocking_in_caller, run_blocking};
 pub use calls::CallStreams;
 pub use constrain::constrain;
 pub use crash::{CRASH_AT, crash_point};

@@ -4,8 +4,8 @@
 use super::rl::RlKeys;
 
 impl RlKeys {
-    /// Returns after how many completed steps of the phase the KL reference took the weights that it
-    /// has in step `step`. 0 is the start of the phase.
+    /// Returns after how many completed steps of the phase the KL reference took the weights that
+    /// it has in step `step`. 0 is the start of the phase.
     pub fn reference_step(&self, step: u32) -> u32 {
         let every = self.kl.map_or(0, |kl| kl.reference_every);
         step.checked_rem(every).map_or(0, |since| step - since)

@@ -273,7 +273,7 @@ mod tests {
         let missing = scorer.check_task(&json!({ "row": {} })).unwrap_err().to_string();
         assert!(missing.contains("no field `after`"), "{missing}");
         let wrong = scorer.check_task(&json!({ "row": { "after": "{" } })).unwrap_err();
-        assert!(wrong.to_string().contains("no JSON"), "{wrong}");
+        assert!(wrong.to_string().contains("not JSON"), "{wrong}");
     }
 
     #[tokio::test]

@@ -195,6 +195,8 @@ impl<K: Copy + Eq + Hash + Send + 'static> AttemptsInFlight<K> {
                 }
             } else {
                 tokio::select! {
+                    // A fixed order of the branches makes simulations repeatable.
+                    biased;
                     Some(made) = self.generating.join_next() => {
                         if let Some((key, made)) = unwrap_joined(made) {
                             self.handles.remove(&key);

@@ -103,6 +103,8 @@ impl AttemptMaker {
                 );
             }
             let ended = tokio::select! {
+                // A fixed order of the branches makes simulations repeatable.
+                biased;
                 ended = in_flight.next(Some(self.scorers.outage_timeout())) => ended?,
                 // Attempts in progress are abandoned. The resumed run repeats them from the same
                 // random streams.

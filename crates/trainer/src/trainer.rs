@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use levade_agent::Teacher;
 use levade_agent::environments::Environments;
-use levade_policy::crash_point;
+use levade_policy::{crash_point, run_blocking};
 use levade_recipe::{Phase, Recipe, RlKeys, RunKeys, TaskSource};
 use levade_store::Store;
 use levade_tasks::MatchingRule;
@@ -170,7 +170,7 @@ impl Trainer {
             let recipe = recipe.clone();
             let tools = OfferedTool::collect(&tasks, &agents)?;
             let listings = tasks.listings.clone();
-            tokio::task::spawn_blocking(move || {
+            run_blocking(move || {
                 RunOrigin::collect(&recipe, started_at, &model_files, tools, listings, matching)
             })
         };
@@ -291,7 +291,7 @@ impl Trainer {
         );
         self.reporter.close(ended.is_ok(), observer);
         let tracer = self.run.rollouts.tracer.clone();
-        let closed = tokio::task::spawn_blocking(move || tracer.close());
+        let closed = run_blocking(move || tracer.close());
         if let Ok(Some(loss)) = closed.await {
             observer.event(&Event::Note(loss));
         }

@@ -87,6 +87,8 @@ impl RunnerLoop {
         let result = match &rollout {
             Err(why) => Some(LeaseResult::Failed(why.clone())),
             Ok(rollout) => tokio::select! {
+                // A fixed order of the branches makes simulations repeatable.
+                biased;
                 result = self.queue.wait_for_end(rollout, player, timeout) => Some(result),
                 () = sender.closed() => None,
             },

@@ -3,7 +3,7 @@
 //! One task reads the changes of the store for all attempts that wait. It also ends the leases that
 //! have expired, and reports if no runner leases.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ pub struct RunnerQueue {
     options: RunnerQueueOptions,
     note: Box<dyn Fn(String) + Send + Sync>,
     /// Rollouts that attempts wait for, by id.
-    pending: Mutex<HashMap<String, watch::Sender<RolloutState>>>,
+    pending: Mutex<BTreeMap<String, watch::Sender<RolloutState>>>,
     /// Set when the task that follows the changes in the store has started.
     follower: OnceLock<()>,
 }
@@ -134,7 +134,7 @@ impl RunnerQueue {
         [queue.clone(), evaluation_queue_name(queue)]
     }
 
-    fn lock_pending(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<RolloutState>>> {
+    fn lock_pending(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<RolloutState>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

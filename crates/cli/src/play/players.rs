@@ -99,8 +99,8 @@ impl Players {
         Ok((run, PlayerModels::One(model)))
     }
 
-    /// Returns the name of the policy that plays for an agent, and the keys of its model. A policy of
-    /// a run has its name in the recipe, which selects its own prompts.
+    /// Returns the name of the policy that plays for an agent, and the keys of its model. A policy
+    /// of a run has its name in the recipe, which selects its own prompts.
     ///
     /// # Errors
     /// Returns an error if an external policy plays the agent.

@@ -9,6 +9,4 @@ pub(crate) use response::{
     ApiDialect, CollectedCompletion, EventMerger, error_response, format_frame, gather_all,
     json_response, merge_all, write_response,
 };
-#[cfg(test)]
-pub(crate) use serve::build_router;
-pub use serve::serve;
+pub use serve::{build_router, serve};

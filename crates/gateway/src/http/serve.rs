@@ -108,8 +108,9 @@ fn has_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
         .is_some_and(|key| gateway.find_session_by_key(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Returns the HTTP router of a gateway, which accepts requests to the hosts in `access`.
-pub(crate) fn build_router(gateway: &Gateway, access: Access) -> Router {
+/// Returns the HTTP router of a gateway, which accepts requests to the hosts in `access`. [`serve`]
+/// serves it on a socket; a caller without connections can call it.
+pub fn build_router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
     let routes = Router::new()
         .merge(api_routes())

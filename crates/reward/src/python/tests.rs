@@ -172,8 +172,7 @@ async fn incompatible_function_or_result_is_rejected() {
         ("def f(completions, target, **kwargs): return [1]", "check: "),
         (
             "def f(completions, target, **kwargs): return [1]",
-            "requires the column `target`, which the task does not have (it has data_source, \
-             solution, extra_info, question, answer)",
+            "requires the column `target`, but the task has only the columns data_source, ",
         ),
         (
             "def f(solution_str, style): return 1",

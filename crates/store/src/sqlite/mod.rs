@@ -268,7 +268,8 @@ async fn start_thread(
 
 /// Starts a database thread, which opens a connection with `open` and then processes jobs with
 /// `work`. `name` is the name of the thread, and `key` names in errors what is opened. Returns the
-/// thread and the second value that `open` returned.
+/// thread and the second value that `open` returned. In a test after
+/// [`levade_policy::block_in_caller`], each job runs in its caller instead.
 async fn start_worker<T: Send + 'static>(
     location: &str,
     (name, key): (&str, &str),
@@ -276,6 +277,11 @@ async fn start_worker<T: Send + 'static>(
     open: impl FnOnce() -> Result<(OpenedFile, T), StoreError> + Send + 'static,
     work: fn(&mut Connection, &JobReceiver),
 ) -> Result<(DatabaseThread, T), StoreError> {
+    #[cfg(any(test, feature = "testing"))]
+    if levade_policy::is_blocking_in_caller() {
+        let ((connection, _), value) = open()?;
+        return Ok((DatabaseThread::in_caller(connection, work), value));
+    }
     let (to, outcome) = oneshot::channel();
     let thread = move |inbox: &JobReceiver| match open() {
         // The copy must outlive the connection.

@@ -21,74 +21,36 @@
 
 mod network;
 mod nodes;
+mod processes;
 mod random;
 mod rules;
+mod seeds;
 mod server;
 mod world;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use network::Faults;
-use nodes::{Ledger, Slot, config, run_runner, run_trainer};
+use nodes::{Ledger, Slot, check_trained, config, run_runner, run_trainer};
+use processes::{RunnerFactory, RunnerProcess};
 use random::Random;
+use seeds::{Outcome, directory, run_seeds, run_seeds_of_environment};
 use server::ServerProcess;
 use world::World;
 
 /// Time within which everything must end after the last fault.
 const CALM: Duration = Duration::from_secs(1800);
 
-/// Result of a simulation.
-struct Outcome {
-    violations: Vec<String>,
-    events: Vec<String>,
-    requests: u64,
-    kills: u64,
-}
-
 /// Simulates a seed.
 fn simulate(seed: u64) -> Outcome {
-    // Without a disk, a simulated flush takes no time.
-    let memory = Path::new("/dev/shm");
-    let dir = match memory.is_dir() {
-        true => tempfile::tempdir_in(memory),
-        false => tempfile::tempdir(),
-    };
-    let dir = dir.unwrap();
+    let dir = directory();
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async { Simulation::new(seed, dir.path()).run().await })
-}
-
-/// A runner process, and how it is asked to stop.
-struct RunnerProcess {
-    name: String,
-    slots: usize,
-    task: JoinSet<()>,
-    requests: mpsc::UnboundedSender<()>,
-}
-
-impl RunnerProcess {
-    fn start(world: &Arc<World>, name: String, slots: usize) -> Self {
-        let (requests, receiver) = mpsc::unbounded_channel();
-        let mut task = JoinSet::new();
-        task.spawn(run_runner(Arc::clone(world), name.clone(), slots, receiver));
-        RunnerProcess { name, slots, task, requests }
-    }
-
-    fn restart(&mut self, world: &Arc<World>) {
-        *self = RunnerProcess::start(world, self.name.clone(), self.slots);
-    }
-
-    /// Returns whether the process has ended by itself.
-    fn has_ended(&mut self) -> bool {
-        self.task.try_join_next().is_some() || self.task.is_empty()
-    }
 }
 
 struct Simulation<'a> {
@@ -113,11 +75,14 @@ impl<'a> Simulation<'a> {
         let runners: Vec<usize> =
             (0..random.integer(1..4)).map(|_| random.integer(1..4) as usize).collect();
         let world = World::new(random, lease);
-        let runners = runners
-            .into_iter()
-            .enumerate()
-            .map(|(index, slots)| RunnerProcess::start(&world, format!("runner{index}"), slots))
-            .collect();
+        let shared = Arc::clone(&world);
+        let factory: RunnerFactory = Arc::new(move |name, slots, requests| {
+            Box::pin(run_runner(Arc::clone(&shared), name, slots, requests))
+        });
+        let start = |(index, slots)| {
+            RunnerProcess::start(format!("runner{index}"), slots, Arc::clone(&factory))
+        };
+        let runners = runners.into_iter().enumerate().map(start).collect();
         let ledger = Ledger::default();
         ledger.lock().unwrap().resize(slots, Slot::default());
         let trainer = JoinSet::new();
@@ -172,12 +137,12 @@ impl<'a> Simulation<'a> {
         match kind {
             0 | 1 => {
                 world.note(&runner.name, "killed");
-                runner.restart(&world);
+                runner.restart();
                 self.kills += 1;
             }
             2 => {
                 world.note(&runner.name, "asked to stop");
-                let _ = runner.requests.send(());
+                runner.request_stop();
             }
             3 | 4 => {
                 world.note("trainer", "killed");
@@ -205,7 +170,7 @@ impl<'a> Simulation<'a> {
         }
         for runner in &mut self.runners {
             if runner.has_ended() {
-                runner.restart(&self.world);
+                runner.restart();
             }
         }
         let has_ended = self.trainer.try_join_next().is_some() || self.trainer.is_empty();
@@ -216,18 +181,8 @@ impl<'a> Simulation<'a> {
 
     async fn run(mut self) -> Outcome {
         let world = Arc::clone(&self.world);
-        let (faults, chaos) = world.with_random(|random, _| {
-            let mut percent = |max| if random.percent(50) { 0 } else { random.integer(0..max) };
-            let faults = Faults {
-                lost_requests: percent(15),
-                lost_responses: percent(15),
-                repeated: percent(40),
-                slow: percent(30),
-                broken: percent(10),
-                ..Faults::default()
-            };
-            (faults, random.millis(20_000..200_000))
-        });
+        let (faults, chaos) =
+            world.with_random(|random, _| (Faults::sample(random), random.millis(20_000..200_000)));
         world.set_faults(|of| *of = faults);
         // Server and clients start in any order.
         if world.with_random(|random, _| random.percent(70)) {
@@ -278,7 +233,7 @@ impl<'a> Simulation<'a> {
         let slots = self.ledger.lock().unwrap().clone();
         rules.check_timeouts(&self.world, &*server.store, server.started).await;
         rules.check_acknowledged(&self.world, &*server.store).await;
-        rules.check_trained(&self.world, &*server.store, &slots).await;
+        check_trained(&self.world, &*server.store, &slots).await;
         let requests = rules.requests;
         drop(rules);
         self.runners.clear();
@@ -289,55 +244,15 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// Simulates seeds on all cores. Panics with the first seed that breaks a rule.
-fn run_seeds(first: u64, count: u64) {
-    let next = AtomicU64::new(first);
-    let totals = [AtomicU64::new(0), AtomicU64::new(0)];
-    let failed = std::sync::Mutex::new(Vec::new());
-    let worker = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= first + count {
-                return;
-            }
-            let outcome = simulate(seed);
-            totals[0].fetch_add(outcome.requests, Ordering::Relaxed);
-            totals[1].fetch_add(outcome.kills, Ordering::Relaxed);
-            if count == 1 {
-                outcome.events.iter().for_each(|event| println!("{event}"));
-            }
-            if let Some(violation) = outcome.violations.first() {
-                println!("seed {seed}: {violation}");
-                failed.lock().unwrap().push(seed);
-            }
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(worker))));
-    let [requests, kills] = totals.map(AtomicU64::into_inner);
-    println!("{count} seeds from {first}: {requests} requests, {kills} kills");
-    let mut failed = failed.into_inner().unwrap();
-    failed.sort_unstable();
-    let shown = &failed[..failed.len().min(10)];
-    assert!(failed.is_empty(), "{} of {count} seeds break a rule: {shown:?}", failed.len());
-}
-
 #[test]
 fn simulations_with_fixed_seeds_violate_no_rule() {
-    run_seeds(0, 200);
+    run_seeds(simulate, 0, 200);
 }
 
 #[test]
 #[ignore = "runs as long as the environment asks for"]
 fn simulations_with_seeds_from_environment_violate_no_rule() {
-    run_seeds(number_variable("LEVADE_FIRST_SEED", 0), number_variable("LEVADE_SEEDS", 10_000));
-}
-
-fn number_variable(name: &str, default: u64) -> u64 {
-    match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, but no number")),
-        Err(_) => default,
-    }
+    run_seeds_of_environment(simulate);
 }
 
 #[test]

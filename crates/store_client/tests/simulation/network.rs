@@ -36,21 +36,37 @@ pub struct Faults {
     pub isolated: BTreeSet<String>,
 }
 
+impl Faults {
+    /// Samples the probabilities of a network.
+    pub fn sample(random: &mut Random) -> Self {
+        let mut percent = |max| if random.percent(50) { 0 } else { random.integer(0..max) };
+        Faults {
+            lost_requests: percent(15),
+            lost_responses: percent(15),
+            repeated: percent(40),
+            slow: percent(30),
+            broken: percent(10),
+            isolated: BTreeSet::new(),
+        }
+    }
+}
+
 /// Maximum delay of a repetition in milliseconds. It exceeds the time of a lease.
 const MAX_REPETITION: u64 = 60_000;
 
 /// Fate of one request in the network.
-struct Fate {
-    delay: Duration,
-    is_lost: bool,
-    repetition: Option<Duration>,
-    is_broken: bool,
-    response_delay: Duration,
-    is_response_lost: bool,
+pub struct Fate {
+    pub delay: Duration,
+    pub is_lost: bool,
+    pub repetition: Option<Duration>,
+    pub is_broken: bool,
+    pub response_delay: Duration,
+    pub is_response_lost: bool,
 }
 
 impl Fate {
-    fn new(random: &mut Random, faults: &Faults) -> Self {
+    /// Samples the fate of the next request.
+    pub fn new(random: &mut Random, faults: &Faults) -> Self {
         let mut delay = || match random.percent(faults.slow) {
             true => random.millis(100..8_000),
             false => random.millis(1..20),

@@ -246,3 +246,25 @@ impl Trainer {
         }
     }
 }
+
+/// Checks the end of a simulation: every slot is trained once, on a result that the store accepted.
+pub async fn check_trained(world: &World, store: &dyn Rollouts, slots: &[Slot]) {
+    let mut trained: Vec<&String> = Vec::new();
+    for (index, slot) in slots.iter().enumerate() {
+        let Some(id) = &slot.trained else {
+            world.check(false, || format!("slot {index} is not trained"));
+            continue;
+        };
+        world.check(!trained.contains(&id), || format!("slot {index} has another's result"));
+        trained.push(id);
+        let rollout = store.rollout(id).await.unwrap();
+        let is_succeeded = rollout.is_some_and(|of| of.status == RolloutStatus::Succeeded);
+        world.check(is_succeeded, || format!("the result of slot {index} is not in the store"));
+    }
+    let all = PageRequest { limit: None, ..PageRequest::default() };
+    for rollout in store.query_rollouts(&RolloutFilter::default(), &all).await.unwrap().items {
+        world.check(rollout.status.is_finished(), || {
+            format!("a rollout of slot {} is {}", rollout.input, rollout.status.name())
+        });
+    }
+}

@@ -11,7 +11,6 @@ use levade_store::rollouts::{
 };
 use serde::Deserialize;
 
-use crate::nodes::Slot;
 use crate::server::SCAN_INTERVAL;
 use crate::world::World;
 
@@ -32,7 +31,8 @@ pub struct Rules {
     leases: BTreeMap<String, Vec<Lease>>,
     /// Ends of tries that the store accepted, with the metadata.
     ends: BTreeMap<(String, u32), (LeaseEnd, Option<String>)>,
-    /// Keys and rollouts that clients know as enqueued.
+    /// Keys of the rollouts that clients know as enqueued, by id. Keys differ between repetitions
+    /// of a seed; ids do not.
     acknowledged_rollouts: BTreeMap<String, String>,
     /// Tries that clients know as leased.
     acknowledged_leases: Vec<Lease>,
@@ -81,7 +81,7 @@ impl Rules {
         match method {
             "enqueue" => {
                 let enqueued = parse::<Vec<Rollout>>(body).into_iter();
-                self.acknowledged_rollouts.extend(enqueued.map(|of| (of.key.unwrap(), of.id)));
+                self.acknowledged_rollouts.extend(enqueued.map(|of| (of.id, of.key.unwrap())));
             }
             "lease" => {
                 self.acknowledged_leases.extend(parse::<Vec<Rollout>>(body).iter().map(lease_of))
@@ -224,10 +224,10 @@ impl Rules {
     pub async fn check_acknowledged(&mut self, world: &World, store: &dyn Rollouts) {
         self.check_store(world, store).await;
         let mut tries: BTreeMap<&str, Vec<Try>> = BTreeMap::new();
-        for (key, id) in &self.acknowledged_rollouts {
+        for (id, key) in &self.acknowledged_rollouts {
             let found = store.rollout(id).await.unwrap();
             world.check(found.as_ref().is_some_and(|of| of.key.as_ref() == Some(key)), || {
-                format!("the rollout with the key {key} is lost")
+                format!("the rollout {id} is lost")
             });
             tries.insert(id, store.query_tries(id, &by_number()).await.unwrap().items);
         }
@@ -249,29 +249,6 @@ impl Rules {
             };
             let (number, status) = (of.number, of.status.name());
             world.check(is_kept, || format!("{end:?} of try {number} is lost: {status}"));
-        }
-    }
-
-    /// Checks the end of a simulation: every slot is trained once, on a result that the store
-    /// accepted.
-    pub async fn check_trained(&mut self, world: &World, store: &dyn Rollouts, slots: &[Slot]) {
-        let mut trained: Vec<&String> = Vec::new();
-        for (index, slot) in slots.iter().enumerate() {
-            let Some(id) = &slot.trained else {
-                world.check(false, || format!("slot {index} is not trained"));
-                continue;
-            };
-            world.check(!trained.contains(&id), || format!("slot {index} has another's result"));
-            trained.push(id);
-            let rollout = store.rollout(id).await.unwrap();
-            let is_succeeded = rollout.is_some_and(|of| of.status == RolloutStatus::Succeeded);
-            world.check(is_succeeded, || format!("the result of slot {index} is not in the store"));
-        }
-        let all = PageRequest { limit: None, ..PageRequest::default() };
-        for rollout in store.query_rollouts(&RolloutFilter::default(), &all).await.unwrap().items {
-            world.check(rollout.status.is_finished(), || {
-                format!("a rollout of slot {} is {}", rollout.input, rollout.status.name())
-            });
         }
     }
 }

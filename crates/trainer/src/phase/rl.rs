@@ -235,6 +235,8 @@ async fn collect_groups(
             return Ok(taken);
         }
         tokio::select! {
+            // A fixed order of the branches makes simulations repeatable.
+            biased;
             more = scheduler.next_event(rollouts, tasks, true, observer) => if !more? {
                 return Err(TrainerError::NoAttemptsInFlight.into());
             },
@@ -257,6 +259,8 @@ async fn run_alongside<T>(
     let mut unseen = ();
     loop {
         tokio::select! {
+            // A fixed order of the branches makes simulations repeatable.
+            biased;
             done = &mut work => return done,
             more = scheduler.next_event(rollouts, tasks, false, &mut unseen),
                 if scheduler.is_running() => { more?; }

@@ -18,15 +18,21 @@ mod tests;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+#[cfg(any(test, feature = "testing"))]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::process_time;
 use rusqlite::Connection;
+#[cfg(any(test, feature = "testing"))]
+use rusqlite::functions::{Context, FunctionFlags};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+#[cfg(any(test, feature = "testing"))]
+use super::schema::open_error;
 use super::worker::{DatabaseThread, JobReceiver, process_reads, process_writes};
 use super::{RESPONSE_TIMEOUT, run_on_worker, start_worker};
 use crate::error::Failure;
@@ -99,7 +105,7 @@ pub async fn open_rollouts(
 }
 
 /// Opens or creates a file of rollouts. Every call runs in the task of its caller instead of on a
-/// thread, so that simulations are repeatable.
+/// thread, and ids follow from the time of the opening, so that simulations are repeatable.
 ///
 /// # Errors
 /// Returns the errors of [`open_rollouts`].
@@ -108,7 +114,18 @@ pub fn open_rollouts_in_caller(
     file: &std::path::Path,
     clock: Arc<dyn Clock>,
 ) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
-    let writer = DatabaseThread::in_caller(schema::open_file(file)?, process_writes);
+    let connection = schema::open_file(file)?;
+    let (opened, count) = (clock.now().to_bits(), AtomicU64::new(0));
+    let random = move |context: &Context<'_>| {
+        let number = opened.wrapping_add(count.fetch_add(1, Ordering::Relaxed));
+        let bytes = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+        let length = usize::try_from(context.get::<i64>(0)?).unwrap_or_default();
+        Ok::<_, rusqlite::Error>(bytes[..length.min(bytes.len())].to_vec())
+    };
+    let flags = FunctionFlags::SQLITE_UTF8;
+    let replaced = connection.create_scalar_function("randomblob", 1, flags, random);
+    replaced.map_err(|source| open_error(file, source))?;
+    let writer = DatabaseThread::in_caller(connection, process_writes);
     let location = file.display().to_string();
     Ok(Arc::new(SqliteRollouts::new(&location, clock, writer, Vec::new())))
 }
