@@ -68,7 +68,7 @@ fn invalid_recipes_are_rejected_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["run.store='http://levade:key@h'"],
-            "`run.store`: a store location with a user or a key before \"@h\" is not permitted",
+            "`run.store`: a store location must not contain a user or a key before \"@h\"",
         ),
         (
             &["run.store=run.db"],

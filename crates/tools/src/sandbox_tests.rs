@@ -132,7 +132,7 @@ async fn service_matches_sandbox_and_outage_is_observed() {
     );
     let wrong = open(variable_names("other")).await;
     let (text, error, metrics) = call(&*wrong, "1").await;
-    assert!(text.contains("answered 401"), "{text}");
+    assert!(text.contains("responded with status 401"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
     server.abort();
     // No server listens at this address: the port belonged to a closed listener.

@@ -141,7 +141,7 @@ fn new_reports_missing_index_and_invalid_url() {
     let dir = tempfile::tempdir().unwrap();
     let absent = SearchKeys { index: Some(dir.path().join("absent")), ..keys() };
     let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();
-    assert!(error.contains("absent does not exist"), "{error}");
+    assert!(error.contains("absent: the directory does not exist"), "{error}");
     let error = remote_tool("nowhere", Retries::default()).err().unwrap();
     assert!(error.contains("\"nowhere\""), "{error}");
 }

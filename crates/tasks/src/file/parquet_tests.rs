@@ -75,7 +75,7 @@ fn read(file: Vec<u8>, needed: &[&str]) -> Result<(Rows, Vec<SkippedColumn>), St
 fn parquet_values_round_trip() {
     let error = read(write_parquet(2), &["bytes"]).unwrap_err();
     assert!(
-        error.contains("its column \"bytes\" contains bytes that are not UTF-8 text"),
+        error.contains("the column \"bytes\" contains bytes that are not UTF-8 text"),
         "{error}"
     );
     let (found, skipped_columns) = read(write_parquet(2), &["text"]).unwrap();

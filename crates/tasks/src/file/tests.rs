@@ -521,7 +521,7 @@ fn invalid_files_are_rejected_by_name() {
     assert_rejected(
         fine,
         |options| options.held_out = HeldOutCount::Count(1),
-        "/sums.jsonl has 1 different questions, so holding out 1 leaves none to train on: \
+        "/sums.jsonl has 1 different questions, so holding out 1 questions leaves none to train on: \
          hold out fewer, or set `held_out = \"all\"` if the source is only for evaluation",
     );
     assert_rejected(

@@ -90,14 +90,17 @@ fn unreadable_response_fails_request() {
     for (text, why) in [
         (
             r#"{"jsonrpc":"2.0","id":7,"result":{"content":[{"#,
-            "no JSON: EOF while parsing an object at column 46",
+            "not JSON: EOF while parsing an object at column 46",
         ),
-        (r#"{"jsonrpc":"2.0","id":7,"result":{"a":Nope}}"#, "no JSON: expected value at column 39"),
+        (
+            r#"{"jsonrpc":"2.0","id":7,"result":{"a":Nope}}"#,
+            "not JSON: expected value at column 39",
+        ),
         (
             r#"{"result":{"id":6,"a":},"jsonrpc":"2.0","id":7}"#,
-            "no JSON: expected value at column 23",
+            "not JSON: expected value at column 23",
         ),
-        (deep.as_str(), "no JSON: recursion limit exceeded"),
+        (deep.as_str(), "not JSON: recursion limit exceeded"),
         (nested.as_str(), "nested 110 deep"),
     ] {
         let ledger = ledger_with_calls(&[7]);

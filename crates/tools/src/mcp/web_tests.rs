@@ -202,7 +202,10 @@ async fn invalid_http_response_fails_call_immediately() {
             to_call!(m, { http("200 OK", "content-type: text/html\r\n", "<html>login</html>") }),
             "responded with text/html",
         ),
-        (to_call!(m, { http("200 OK", "content-encoding: br\r\n", "abc") }), "packed with \"br\""),
+        (
+            to_call!(m, { http("200 OK", "content-encoding: br\r\n", "abc") }),
+            "compressed with \"br\"",
+        ),
         (to_call!(m, { http("200 OK", "content-encoding: x-gzip\r\n", "abc") }), "is damaged"),
         (
             to_call!(m, { http("500 Oh", PACKED, "out of memory") }),
