@@ -546,7 +546,7 @@ mod tests {
             found.damaged[0].contains("step-000008")
                 && found.damaged[0].contains("simulator.weights")
         );
-        assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
+        assert!(found.damaged[1].contains("tokenizer.json has 1 bytes, but 2 were recorded"));
         assert!(found.damaged[2].contains("trainer.json"));
         // A file of the right size whose contents changed is detected before it is loaded.
         fs::write(written[1].dir.join("tokenizer.json"), "[]").unwrap();

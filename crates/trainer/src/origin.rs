@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(read_merge_source(dir.path()).unwrap(), Some(run));
         fs::write(dir.path().join(MERGED), "{\"schema\": 9}").unwrap();
         let error = read_merge_source(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("schema version is 9"), "{error}");
+        assert!(error.contains("schema version 9"), "{error}");
     }
 
     fn origin_with_tools(tools: Option<Vec<OfferedTool>>) -> RunOrigin {

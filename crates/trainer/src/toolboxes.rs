@@ -152,7 +152,7 @@ mod tests {
         let error = set(&recipe).unwrap_err();
         assert!(
             error.ends_with(
-                "no such tool; the tools are sums, calculator, sandbox; did you mean `sums`?"
+                "which does not exist; the tools are sums, calculator, sandbox; did you mean `sums`?"
             ),
             "{error}"
         );

@@ -249,7 +249,10 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
         .args(["inspect", "run", "--attempt", "train/1/0/0/0", "--step", "0"])
         .output()
         .unwrap();
-    assert!(!output.status.success() && stderr(&output).contains("selects the step of --terms"));
+    assert!(
+        !output.status.success()
+            && stderr(&output).contains("--attempt with --step requires --terms")
+    );
 }
 
 /// Returns the terms, in a step, of the attempts that `inspect` lists with these arguments.
