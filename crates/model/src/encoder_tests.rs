@@ -85,7 +85,7 @@ fn encoder_open_reads_pooling_and_length_settings() {
     assert_eq!((made.config("x").pooling, made.config("x").max_tokens), (Pooling::Mean, 16));
     let both = json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true });
     made.write("1_Pooling/config.json", &both);
-    assert!(made.open_error().contains("pooled neither"));
+    assert!(made.open_error().contains("pools vectors neither"));
     made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Dense" }]));
     assert!(made.open_error().contains("a module of type \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();

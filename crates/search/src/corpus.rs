@@ -270,8 +270,8 @@ mod tests {
         let good = "{\"id\": \"a\", \"text\": \"x\"}\n\n";
         for (row, why) in [
             (&b"{\"id\": \"b\"}"[..], "the row has neither `text` nor `contents`"),
-            (b"{\"id\": \"b\", \"text\": \" \"}", "its text is empty"),
-            (b"{\"id\": \"b\", \"contents\": \"\\\"T\\\"\\n \"}", "its text is empty"),
+            (b"{\"id\": \"b\", \"text\": \" \"}", "the text of the row is empty"),
+            (b"{\"id\": \"b\", \"contents\": \"\\\"T\\\"\\n \"}", "the text of the row is empty"),
             (b"{\"id\": \"b\", \"text\": 5}", "`text` is 5, but must be a string"),
             (b"{\"text\": \"x\"}", "`id` is missing"),
             (b"{\"id\": [1], \"text\": \"x\"}", "`id` is [1], but must be"),

@@ -518,7 +518,7 @@ async fn untrainable_tokens_are_masked_and_counted() {
     }
     drop(store);
     let error = run(&dir, &policy, StartMode::Resume, &overrides).await.unwrap_err();
-    let want = "phase 0, step 2 has no token to train on: of the sampled tokens, 32 were \
+    let want = "step 2 of phase 0 has no token to train on: of the sampled tokens, 32 were \
                 decoded greedily (segments: 8);";
     assert!(error.to_string().starts_with(want), "{error}");
     let lines = metrics(&dir);
