@@ -191,7 +191,7 @@ async fn scorers_are_weighted_and_selected_by_task() {
             .await
             .unwrap_err();
     assert!(
-        error.is_user_error() && error.to_string().contains("none of other matches it"),
+        error.is_user_error() && error.to_string().contains("`when` of other excludes the task"),
         "{error}"
     );
 }
