@@ -193,7 +193,7 @@ fn lfs_pointers_and_web_pages_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, pointer).unwrap();
-    assert_all(&open_error(&path), &["model.gguf is a Git LFS pointer"]);
+    assert_all(&open_error(&path), &["model.gguf: this is a Git LFS pointer"]);
     let path = dir.path().join("mp_rank_00_model_states.pt");
     std::fs::write(&path, b"PK").unwrap();
     assert_all(&open_error(&path), &["mp_rank_00_model_states.pt", "PyTorch"]);

@@ -79,7 +79,7 @@ fn gguf_metadata_errors_name_the_key() {
             let at = offset_after(bytes, "tokenizer.ggml.tokens") + 4;
             patch(bytes, at, &9u32.to_le_bytes());
         }),
-        &["tokenizer.ggml.tokens", "of type 9"],
+        &["tokenizer.ggml.tokens", "of the unknown type 9"],
     );
     assert_all(
         &gguf_bytes_error(|bytes| {

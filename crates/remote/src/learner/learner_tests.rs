@@ -302,7 +302,7 @@ async fn rejections_keep_their_error_kind() {
     let beyond = Arc::new(TreeBatch::merge(&[beyond]).unwrap());
     let error = remote.logprobs(beyond).await.unwrap_err();
     assert!(
-        matches!(&error, PolicyError::Invalid(why) if why.contains("token 99 is not in")),
+        matches!(&error, PolicyError::Invalid(why) if why.contains("token 99 is outside")),
         "{error}"
     );
     let micro_batch_plan =
