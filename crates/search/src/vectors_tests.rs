@@ -114,7 +114,7 @@ fn vectors_of_wrong_size_or_nan_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let found = write_vectors(dir.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);
     let error = found.search(&[vec![1.0]], 1, 1).unwrap_err().to_string();
-    assert!(error.contains("1 numbers, but those of the index have 2"), "{error}");
+    assert!(error.contains("1 numbers, but the vectors of the index have 2"), "{error}");
     assert_eq!(found.search(&[vec![0.0, 2.0]], 9, 4).unwrap()[0], [(1, 2.0), (0, 0.0)]);
     let mut writer = VectorWriter::create(dir.path(), 2).unwrap();
     assert!(writer.add(&[1.0]).is_err());
