@@ -21,7 +21,7 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use levade_agent::{Agent, AgentLoop, AttemptContext, BuiltInLoop, Limits, Player};
+//! use levade_agent::{Agent, AgentLoop, AttemptContext, BuiltInLoop, AttemptLimits, Player};
 //! use levade_conversation::{Format, Options};
 //! use levade_policy::{Simulator, SimulatorConfig};
 //! use levade_text::{Message, testing};
@@ -31,7 +31,7 @@
 //! let config = SimulatorConfig { vocabulary: testing::VOCABULARY, ..SimulatorConfig::default() };
 //! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
 //! let player = Player::new("tiny", Arc::new(Simulator::new(config)), format, 1024);
-//! let limits = Limits {
+//! let limits = AttemptLimits {
 //!     max_turns: 2,
 //!     max_tokens: 32,
 //!     completion_timeout: Duration::from_secs(10),
