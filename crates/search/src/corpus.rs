@@ -149,7 +149,7 @@ fn parse_row(line: &[u8]) -> Result<Passage, String> {
     }
     let row: CorpusRow = serde_json::from_str(line).map_err(|error| {
         format!(
-            "it is not a JSON object with an id and a text: {}",
+            "the row is not a JSON object with an id and a text: {}",
             strip_line_number(&error.to_string())
         )
     })?;
@@ -276,9 +276,9 @@ mod tests {
             (b"{\"text\": \"x\"}", "`id` is missing"),
             (b"{\"id\": [1], \"text\": \"x\"}", "`id` is [1], but it must be"),
             (b"{\"id\": \"a\", \"text\": \"z\"}", "the id \"a\" already occurs in an earlier row"),
-            (b"plain", "it is not a JSON object"),
-            (b"[1, 2]", "it is not a JSON object"),
-            (b"{\"id\": \"b\", \"text\": \"x\"", "it is not a JSON object"),
+            (b"plain", "the row is not a JSON object"),
+            (b"[1, 2]", "the row is not a JSON object"),
+            (b"{\"id\": \"b\", \"text\": \"x\"", "the row is not a JSON object"),
             (b"{\"id\": \"b\", \"text\": \"\xff\"}", "it is not UTF-8 from byte 21 on"),
             (b"\x1f\x8b\x08\x00", "it is compressed; unpack the file first (gunzip)"),
         ] {
