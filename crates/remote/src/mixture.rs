@@ -27,15 +27,15 @@ impl Mixture {
         for (name, weight) in policies {
             let name = name.into();
             if !(weight >= 0.0 && weight.is_finite()) {
-                return invalid_error(format!(
+                return Err(PolicyError::Invalid(format!(
                     "the mixture of policies gives {name:?} the weight {weight}; weights must be 0 \
                      or more"
-                ));
+                )));
             }
             if known.iter().any(|(other, _)| *other == name) {
-                return invalid_error(format!(
+                return Err(PolicyError::Invalid(format!(
                     "the mixture of policies contains {name:?} twice; add up its weights"
-                ));
+                )));
             }
             sum += weight;
             known.push((name, sum));
@@ -43,7 +43,9 @@ impl Mixture {
         if sum > 0.0 && sum.is_finite() {
             Ok(Mixture { policies: known })
         } else {
-            invalid_error("the mixture of policies has no policy with a weight above 0".into())
+            Err(PolicyError::Invalid(
+                "the mixture of policies has no policy with a weight above 0".into(),
+            ))
         }
     }
 
@@ -57,10 +59,6 @@ impl Mixture {
         let last = self.policies.partition_point(|(_, upto)| *upto < sum);
         self.policies.get(index.min(last)).map_or("", |(name, _)| name)
     }
-}
-
-fn invalid_error(why: String) -> Result<Mixture, PolicyError> {
-    Err(PolicyError::Invalid(why))
 }
 
 /// Returns the counter of the random generator for a role: the FNV-1a hash of its name, in the

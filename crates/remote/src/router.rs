@@ -81,23 +81,27 @@ impl Router {
         options: RouterOptions,
     ) -> Result<Self, PolicyError> {
         if replicas.is_empty() {
-            return invalid_error("the router has no replicas; add at least one sampler".into());
+            return Err(PolicyError::Invalid(
+                "the router has no replicas; add at least one sampler".into(),
+            ));
         }
         let mut names = BTreeSet::new();
         if let Some((name, _)) = replicas.iter().find(|(name, _)| !names.insert(name)) {
-            return invalid_error(format!(
+            return Err(PolicyError::Invalid(format!(
                 "the router has two replicas with the name {name:?}; give each a different name"
-            ));
+            )));
         }
         let positive = [("tries", options.tries), ("failures", options.failures as usize)];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return invalid_error(format!("the router has {name} = 0, but it must be at least 1"));
+            return Err(PolicyError::Invalid(format!(
+                "the router has {name} = 0, but it must be at least 1"
+            )));
         }
         if options.probe.is_empty() {
-            return invalid_error(
+            return Err(PolicyError::Invalid(
                 "the router needs a prompt for its probes; set `probe` to at least one token"
                     .into(),
-            );
+            ));
         }
         let gate = AdmissionGate::new(options.max_running, options.max_waiting);
         let totals = ReplicaTotals::new(replicas.len());
@@ -179,10 +183,6 @@ impl Router {
     pub async fn drain(&self, timeout: Duration) -> Result<(), PolicyError> {
         self.gate.drain(timeout).await
     }
-}
-
-fn invalid_error(why: String) -> Result<Router, PolicyError> {
-    Err(PolicyError::Invalid(why))
 }
 
 #[async_trait]

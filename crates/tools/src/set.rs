@@ -343,8 +343,7 @@ impl OpenTools {
         for OpenToolbox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
             let input = with_timeout(*deadline, session.scorer_input()).await;
-            let late = format!("the toolbox did not finish within {deadline:?}");
-            let input = input.unwrap_or_else(|| Err(wrong(late)));
+            let input = input.unwrap_or_else(|| Err(wrong(describe_timeout(*deadline))));
             match input.map(Value::Object) {
                 Ok(Value::Object(input)) if input.is_empty() => {}
                 Ok(input) if input.to_string().len() > MAX_SCORER_INPUT_BYTES => {
@@ -585,12 +584,19 @@ impl Drop for OpenTools {
     }
 }
 
+/// Describes that a toolbox exceeded its deadline.
+fn describe_timeout(deadline: Duration) -> String {
+    format!("the toolbox did not finish within {deadline:?}")
+}
+
 async fn close_all(sessions: Vec<OpenToolbox>) -> Result<(), ToolError> {
     let mut first = Ok(());
     for OpenToolbox { name, mut session, deadline, lease: _lease, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
-        let late = format!("the toolbox did not finish within {deadline:?}");
-        first = first.and(closed.unwrap_or(Err(ToolError::Close { tool: name, why: late })));
+        let closed = closed.unwrap_or_else(|| {
+            Err(ToolError::Close { tool: name, why: describe_timeout(deadline) })
+        });
+        first = first.and(closed);
     }
     first
 }

@@ -290,9 +290,8 @@ impl Agents {
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
         let find = |name: &str| {
             let policy = policies.get(name);
-            let missing =
-                || TrainerError::MissingPart(format!("the policy {name} was not provided"));
-            let policy = policy.ok_or_else(missing)?;
+            let policy =
+                policy.ok_or_else(|| TrainerError::MissingPart(format!("the policy {name}")))?;
             let pool = past.get(name).cloned();
             let samplers = pool.as_ref().map_or(1, |pool| pool.num_slots());
             Ok(PolicySampler {
@@ -384,8 +383,7 @@ impl Agents {
             let performs_tasks = !recipe.may_be_external(keys);
             let Some(parts) = parts.iter().find(|parts| parts.name == name) else {
                 if performs_tasks {
-                    let missing = format!("the agent {name} was not provided");
-                    return Err(TrainerError::MissingPart(missing));
+                    return Err(TrainerError::MissingPart(format!("the agent {name}")));
                 } else {
                     continue;
                 }
@@ -429,7 +427,7 @@ impl Agents {
                 }) => (Arc::clone(sampler), Arc::clone(format)),
                 _ => {
                     return Err(TrainerError::MissingPart(format!(
-                        "the agent {name} has no policy that samples tokens"
+                        "a policy of the agent {name} that samples tokens"
                     )));
                 }
             };
@@ -535,7 +533,7 @@ impl Agents {
     /// Returns an error if there is no such agent.
     pub(crate) fn find_agent(&self, name: &str) -> Result<&NamedAgent, TrainerError> {
         let found = self.named.iter().find(|named| named.agent.name == name);
-        found.ok_or_else(|| TrainerError::MissingPart(format!("the agent {name} was not provided")))
+        found.ok_or_else(|| TrainerError::MissingPart(format!("the agent {name}")))
     }
 
     /// Returns a copy of these agents in which the text of `agent` that `target` selects is

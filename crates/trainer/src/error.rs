@@ -410,7 +410,7 @@ pub enum TrainerError {
     #[error("phase {0} has a KL penalty, but the program did not provide a reference model")]
     NoReference(usize),
     /// The program did not provide a component that the recipe names, such as an agent or a policy.
-    #[error("{0}; this is a defect of the program")]
+    #[error("the recipe requires {0}, which was not provided; this is a defect of the program")]
     MissingPart(String),
     /// A task names an agent that does not exist.
     #[error(

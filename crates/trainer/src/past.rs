@@ -248,11 +248,8 @@ impl PastVersionPools {
         let pools = recipe.past_policies().map(|(name, keys)| {
             let samplers: Vec<_> = policies.samplers(name).take(keys.keep as usize).collect();
             if (samplers.len() as u64) < keys.keep {
-                let (found, keep) = (samplers.len(), keys.keep);
-                return Err(TrainerError::MissingPart(format!(
-                    "the past versions of the policy {name} need {keep} samplers, but {found} were \
-                     provided"
-                )));
+                let missing = format!("sampler {} of the policy {name}", samplers.len() + 1);
+                return Err(TrainerError::MissingPart(missing));
             }
             Ok(Arc::new(PastVersionPool {
                 name: name.to_owned(),

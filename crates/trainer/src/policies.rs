@@ -158,10 +158,8 @@ impl Policies {
     /// Returns an error if the policy does not exist or is not trained.
     pub fn policy_learner(&self, name: &str) -> Result<&PolicyLearner, TrainerError> {
         let policy_learner = self.get(name).and_then(|policy| policy.learner.as_ref());
-        policy_learner.ok_or_else(|| {
-            let missing = format!("the policy {name} is trained, but has no learner");
-            TrainerError::MissingPart(missing)
-        })
+        policy_learner
+            .ok_or_else(|| TrainerError::MissingPart(format!("the learner of the policy {name}")))
     }
 
     /// Publishes the weights of a policy as `version`, and waits until its samplers have loaded

@@ -206,8 +206,7 @@ impl Tasks {
                     let name = options.common_options().name.to_owned();
                     let found = environments.find(&name);
                     let found = found.ok_or_else(|| {
-                        let missing = format!("the environment {name} was not provided");
-                        TrainerError::MissingPart(missing)
+                        TrainerError::MissingPart(format!("the environment {name}"))
                     })?;
                     let listed = found.tasks(seed, split_seed).await?;
                     listings.push(ListedTasks::new(i, &listed));

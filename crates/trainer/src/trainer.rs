@@ -162,8 +162,7 @@ impl Trainer {
                 && !teachers.contains_key(name)
                 && !recipe.trained_policies().iter().any(|own| own == name)
             {
-                let missing = format!("the teacher {name} was not provided");
-                return Err(TrainerError::MissingPart(missing));
+                return Err(TrainerError::MissingPart(format!("the teacher {name}")));
             }
         }
         let current = {

@@ -149,8 +149,7 @@ impl SftPhase {
             let own = recipe.trained_policies();
             let is_own = source.policy.as_ref().is_some_and(|name| own.contains(name));
             if teacher.is_none() && !is_own && !source.sessions {
-                let missing = format!("{source} was not provided as a source of demonstrations");
-                return Err(TrainerError::MissingPart(missing).into());
+                return Err(TrainerError::MissingPart(source.to_string()).into());
             }
             let keys_and_source = (&keys, source);
             let found = teacher::make_demonstrations(

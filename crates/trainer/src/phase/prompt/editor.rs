@@ -60,10 +60,7 @@ impl Editor {
             },
             _ => {
                 let found = known.clone().find(|player| player.policy == keys.editor);
-                let missing = || {
-                    let editor = &keys.editor;
-                    TrainerError::MissingPart(format!("the policy {editor} was not provided"))
-                };
+                let missing = || TrainerError::MissingPart(format!("the policy {}", keys.editor));
                 Player { is_trained: false, ..found.ok_or_else(missing)?.clone() }
             }
         };
