@@ -150,14 +150,8 @@ impl<'a> Simulation<'a> {
                 self.kills += 1;
             }
             5 | 6 => self.kill_server(),
-            7 => world.set_faults(|faults| {
-                world.note(&runner.name, "cut off");
-                faults.isolated.insert(runner.name.clone());
-            }),
-            8 => world.set_faults(|faults| {
-                world.note("trainer", "cut off");
-                faults.isolated.insert("trainer".to_owned());
-            }),
+            7 => world.isolate(&runner.name),
+            8 => world.isolate("trainer"),
             _ => world.set_faults(|faults| faults.isolated.clear()),
         }
     }

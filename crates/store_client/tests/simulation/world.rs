@@ -72,6 +72,14 @@ impl World {
         change(&mut self.faults.lock().unwrap());
     }
 
+    /// Isolates a node: no message from it or to it arrives.
+    pub fn isolate(&self, node: &str) {
+        self.note(node, "isolated");
+        self.set_faults(|faults| {
+            faults.isolated.insert(node.to_owned());
+        });
+    }
+
     /// Returns the server, or `None` if it is down.
     pub fn server(&self) -> Option<Arc<ServerProcess>> {
         self.server.lock().unwrap().clone()

@@ -111,8 +111,8 @@ impl Gateways {
         let trainer = call.trainer().to_owned();
         let nodes = [&call.node, &trainer];
         travel(world, nodes, fate.delay, fate.is_lost).await;
-        let refused = || format!("{trainer}: connection refused");
-        let routes = self.find(&trainer).ok_or_else(refused)?;
+        let no_connection = || format!("{trainer}: connection refused");
+        let routes = self.find(&trainer).ok_or_else(no_connection)?;
         let (sender, response) = oneshot::channel();
         let handling = Arc::clone(self).handle(Arc::clone(world), routes, call.clone(), sender);
         // The gateway notices that a connection ends, but not that a response is lost.
@@ -130,7 +130,7 @@ impl Gateways {
         travel(world, nodes, fate.response_delay, fate.is_response_lost).await;
         // A trainer that has ended in the meantime sends nothing.
         if self.find(&trainer).is_none() {
-            return Err(refused());
+            return Err(no_connection());
         }
         let (status, body) = response;
         Ok((status.as_u16(), serde_json::from_slice(&body).unwrap_or_default()))

@@ -24,8 +24,7 @@
 //! and its tool loop, several policies, and runs whose record is on a server.
 //!
 //! `LEVADE_SEEDS=10000 LEVADE_FIRST_SEED=0 cargo test --release -p levade-trainer --test simulation
-//! -- --ignored --nocapture seeds_of_environment` runs more seeds. For a single seed, it prints the
-//! events.
+//! -- --ignored --nocapture` runs more seeds. For a single seed, it prints the events.
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod agents;
@@ -210,9 +209,7 @@ impl<'a> Simulation<'a> {
         self.world.note(&name, "killed");
         self.kills += 1;
         self.gateways.close(&name);
-        self.world.set_faults(|faults| {
-            faults.isolated.insert(name.clone());
-        });
+        self.world.isolate(&name);
         self.trainer.shutdown().await;
         self.interrupted.insert(name);
         // Its tasks are dropped, and with them the lock of the run's directory.
@@ -235,12 +232,6 @@ impl<'a> Simulation<'a> {
         let kind = world.with_random(|random, _| random.integer(0..11));
         let runner = world.with_random(|random, _| random.integer(0..self.runners.len() as u64));
         let runner = &mut self.runners[runner as usize];
-        let cut_off = |name: String| {
-            world.note(&name, "cut off");
-            world.set_faults(|faults| {
-                faults.isolated.insert(name);
-            });
-        };
         match kind {
             0 | 1 => {
                 world.note(&runner.name, "killed");
@@ -260,8 +251,8 @@ impl<'a> Simulation<'a> {
                 self.stop.stop();
             }
             6 | 7 => self.kill_server(),
-            8 => cut_off(runner.name.clone()),
-            9 => cut_off(self.trainer_name()),
+            8 => world.isolate(&runner.name),
+            9 => world.isolate(&self.trainer_name()),
             _ => self.connect_all(),
         }
     }
@@ -380,18 +371,18 @@ impl<'a> Simulation<'a> {
 }
 
 #[test]
-fn seeds_keep_all_rules() {
+fn simulations_with_fixed_seeds_violate_no_rule() {
     run_seeds(simulate, 0, 20);
 }
 
 #[test]
 #[ignore = "runs as long as the environment asks for"]
-fn seeds_of_environment() {
+fn simulations_with_seeds_from_environment_violate_no_rule() {
     run_seeds_of_environment(simulate);
 }
 
 #[test]
-fn seed_repeats_the_same_events() {
+fn simulation_with_equal_seed_repeats_all_events() {
     for seed in [1, 2, 3, 5, 8] {
         let [(first, results), (second, repeated)] = [(); 2].map(|()| simulate_run(seed, true));
         assert!(first.events.len() > 20, "{:?}", first.events);

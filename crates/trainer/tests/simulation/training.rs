@@ -118,9 +118,7 @@ impl TrainerProcess {
             Err(error) => world.note(name, &self.without_paths(&format!("ended: {error}"))),
         }
         // Tasks that outlive the run end with their process.
-        world.set_faults(|faults| {
-            faults.isolated.insert(name.clone());
-        });
+        world.isolate(name);
         matches!(ended, Ok(RunEnd::Finished(_)))
     }
 
