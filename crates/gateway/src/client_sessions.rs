@@ -1,5 +1,5 @@
 //! `POST /rl/start_session`, `/rl/set_reward` and `/rl/end_session`: sessions of agents that run
-//! outside of this process. The routes and their fields are those of AReaL's proxy.
+//! outside of this process. The routes and their fields match AReaL's proxy.
 //!
 //! A key of the server starts a session. The key that the response contains permits the calls of
 //! the session, its rewards and its end. A key of the server permits the last two as well, if the

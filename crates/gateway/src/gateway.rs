@@ -23,8 +23,8 @@ use crate::session_host::{EndRequest, SessionHost};
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayOptions {
-    /// API keys for starting sessions and for calls outside of sessions. A call outside of sessions
-    /// must have one of these keys. If the list is empty, it needs no key.
+    /// API keys for starting sessions and for calls outside of sessions. Each of these requests
+    /// must have one of the keys. If the list is empty, they need no key.
     pub keys: Vec<String>,
     /// Whether the gateway accepts calls outside of sessions.
     pub open: bool,

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 
 /// Prefix of the API keys of attempts.
 const PREFIX: &str = "levade-";
-/// Prefix of an attempt's API key from before the project was called Levade.
+/// Prefix of attempts' API keys from before the project was called Levade.
 const LEGACY_PREFIX: &str = "dressage-";
 
 /// API key of an attempt. It contains the attempt's name and 128 random bits.

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 /// which Qwen-Agent sends, is converted to a schema.
 ///
 /// # Errors
-/// Returns a message that starts with "the parameters" if `parameters` has another type. The caller
-/// puts the tool's name before the message.
+/// Returns a message, such as "the parameters are 3, not …", if `parameters` has none of these
+/// formats. The caller puts the tool's name before the message.
 pub(crate) fn parameters_to_schema(parameters: &Value) -> Result<Value, String> {
     match parameters {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),

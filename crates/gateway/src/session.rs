@@ -23,7 +23,7 @@ pub struct SessionOptions {
     pub routes: Vec<Route>,
     /// Recorder of the attempt.
     pub recorder: Arc<Recorder>,
-    /// Whether the attempt's program can post rewards, with an API key of its own.
+    /// Whether the attempt's program can post rewards, with a separate API key.
     pub rewards: bool,
 }
 
@@ -71,8 +71,8 @@ pub(crate) struct SessionState {
     pub responses: ResponseMemory,
 }
 
-/// Time after a call's start during which a client can repeat the call and get its response again,
-/// even if a client has received the end.
+/// Time after a call's start during which a client that repeats the call gets its response again.
+/// Until a client has received the end of the response, this time is unlimited.
 const REPEAT_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Session {

@@ -1,7 +1,7 @@
 //! The host of sessions that clients start: agents that run outside of this process.
 //!
-//! The gateway serves the routes. The host opens sessions, or hands out those of attempts that wait
-//! for an agent, and ends them.
+//! The gateway serves the routes. The host opens sessions, or hands out the sessions of attempts
+//! that wait for an agent, and ends the sessions.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub struct EndRequest {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EndedSession {
     /// Id of the recorded attempt. `None` if the session had no calls and was therefore not
-    /// recorded.
+    /// recorded as an attempt.
     pub attempt: Option<String>,
     /// Number of recorded calls of the session.
     pub interaction_count: usize,
@@ -92,8 +92,8 @@ pub trait SessionHost: Send + Sync {
         seed: Option<u64>,
     ) -> Result<Option<Arc<Session>>, ApiError>;
 
-    /// Returns the open session `id`. The id is that of a session from [`start`](Self::start), or
-    /// that of a conversation. Returns `None` if there is no such session, or if several people
-    /// have a conversation with this id.
+    /// Returns the open session `id`, which is a session id from [`start`](Self::start) or a
+    /// conversation id. Returns `None` if there is no such session, or if several people have a
+    /// conversation with this id.
     fn find(&self, id: &str) -> Option<Arc<Session>>;
 }

@@ -95,8 +95,8 @@ impl FromRequest<Gateway> for IncomingRequest {
 }
 
 /// Identifies the sender of a request by its API key. The parameters of the path must match the
-/// key. If `manages_sessions` is true, the key must be one of the gateway's own, even if calls need
-/// the key of an attempt.
+/// key. If `manages_sessions` is true, the gateway's own keys are accepted even if calls need the
+/// key of an attempt, because clients start sessions with the gateway's keys.
 fn identify_caller(
     gateway: &Gateway,
     headers: &HeaderMap,
@@ -214,7 +214,7 @@ impl IncomingRequest {
         Ok((caller, self.body?))
     }
 
-    /// Returns the session and the body of a request whose key permits rewards.
+    /// Returns the session and the body of a request that has the attempt's key for rewards.
     pub(crate) fn into_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
         let session = self.caller?.session;
         let session = session.ok_or_else(|| {

@@ -109,7 +109,7 @@ fn has_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
 }
 
 /// Returns the HTTP router of a gateway, which accepts requests to the hosts in `access`. [`serve`]
-/// serves it on a socket; a caller without connections can call it.
+/// serves the router on a socket. Tests can call the router without a network.
 pub fn build_router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
     let routes = Router::new()

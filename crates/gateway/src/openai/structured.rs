@@ -103,8 +103,8 @@ const CONSTRAINT_FIELDS: [&str; 14] = [
 /// the request body `rest`. `own` is the constraint in a field of the called API, if any.
 ///
 /// # Errors
-/// Returns an error that names the field if a value is not a valid constraint, if there are several
-/// constraints, or if a field specifies a constraint but is not supported in the called API.
+/// Returns an error if there are several constraints. Returns an error that names the field if its
+/// value is not a valid constraint, or if the called API does not support the field.
 pub(crate) fn take_constraint(
     gateway: &Gateway,
     own: Option<Constraint>,

@@ -88,7 +88,7 @@ enum ItemRole {
     Call,
 }
 
-/// An assistant turn some of whose items have been read.
+/// An assistant turn that is being read, item by item.
 #[derive(Debug)]
 struct AssistantTurn {
     reasoning: String,

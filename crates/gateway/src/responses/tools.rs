@@ -17,7 +17,7 @@ use crate::tool_types::{self, INPUT};
 use levade_call::ApiError;
 use levade_call::ToolChoice;
 
-/// Tools that the client of a request runs.
+/// Tools of a request. The client runs them; tools that OpenAI hosts are omitted.
 #[derive(Debug, Default)]
 pub(super) struct RequestTools {
     /// Definitions of the tools as the model sees them.
