@@ -32,7 +32,7 @@ pub trait Offload: Send + Sync {
     async fn onload(&self) -> Result<TransferReport, PolicyError>;
 }
 
-/// Owner of devices that samplers share with it and that it can hand over to sleeping samplers.
+/// Owner of devices that it shares with samplers. It can hand the devices to sleeping samplers.
 #[async_trait]
 pub(crate) trait SamplerWaker: Send + Sync {
     /// Hands the devices to the samplers, and returns once the samplers have loaded the newest

@@ -1,12 +1,12 @@
 //! Client of OpenAI-compatible chat APIs: an opponent, a judge or a teacher that is called in
 //! messages.
 //!
-//! Among the servers of one model, the one with the fewest calls is used. If a server fails in any
-//! way, its call passes to the next one: after an error status, a response that is not a completion
-//! or has no content, a connection that ends, or a wait that takes the server's part of the time.
-//! In the last case both servers work on the call, and the first response counts. A server that
-//! failed ranks behind the other servers for a while. A stream changes its server only before its
-//! first chunk, since returned chunks cannot be taken back.
+//! Among the servers of one model, the server with the fewest calls is used. If a server fails, the
+//! call passes to the next server. A server has failed if it returns an error status, if its
+//! response is not a completion or has no content, or if its connection ends. A server that has
+//! used up its part of the call's time is slow: then both servers work on the call, and the first
+//! response counts. A server that failed ranks behind the other servers for a while. A stream
+//! changes its server only before its first chunk, since returned chunks cannot be taken back.
 //!
 //! # Guarantees
 //! - **Retries repeat nothing.** The same server is called again only if it rejected the call (429,
@@ -180,7 +180,7 @@ impl External {
         self.call(request, true, ChatStream::start_response).await
     }
 
-    /// Requests a completion and waits until it is complete. It has text or, if the request has
+    /// Requests a completion and waits for its end. The completion has text or, if the request has
     /// tools, text or tool calls.
     ///
     /// # Errors

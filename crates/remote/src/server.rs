@@ -6,18 +6,18 @@
 //! checked (sizes, checksums, shapes, configuration) before the server receives their path, because
 //! invalid weights would crash vLLM's engine. Then requests are held back, and the server pauses,
 //! loads the weights, drops its cache, gets a *label* (version and checksum of the weights), and
-//! resumes. Before other requests are sent, the log-probabilities of a probe are compared with
-//! those of the learner, which are in the directory (`probe.json`). A server that fails in between
-//! has version 0 until it has loaded weights completely: a router sends it the newest weights
-//! before it serves again.
+//! resumes. Before other requests are sent, the log-probabilities of a probe are compared with the
+//! learner's, which are in the directory (`probe.json`). A server that fails in between has
+//! version 0 until it has loaded weights completely. A router sends such a server the newest
+//! weights before it serves again.
 //!
 //! **Versions of tokens** come from the server, which reports spans of labels. A token is returned
 //! at once if no weights were loaded since its request, and otherwise when its span is known.
 //!
-//! **Log-probabilities** are those of log-softmax(logits / temperature) over the complete
-//! vocabulary, at temperature 1 for greedy decoding. With top-p, top-k, min-p, penalties or biases
-//! they are those of the modified distribution that was sampled from, and such segments are not
-//! training targets. They are not bitwise equal to the learner's.
+//! **Log-probabilities** are log-softmax(logits / temperature) over the complete vocabulary, at
+//! temperature 1 for greedy decoding. With top-p, top-k, min-p, penalties or biases they refer to
+//! the modified distribution that was sampled from, and such segments are not training targets.
+//! They are not bitwise equal to the learner's.
 //!
 //! **Sampling** depends on seed, stream and position and, on these servers, also on what else is
 //! computed at the time: a repeated request returns another completion.

@@ -276,7 +276,7 @@ impl EndpointServer {
     }
 
     /// Records that the server rejected a call as busy. `retry_after` is the pause that the server
-    /// requested, if any. Returns the resulting pause, which is at least as long.
+    /// requested, if any. Returns the resulting pause, which is at least `retry_after`.
     pub fn note_rejection(&self, retry_after: Option<Duration>) -> Duration {
         let mut rest = self.lock_pauses();
         let wait = INITIAL_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(MAX_WAIT);

@@ -113,7 +113,8 @@ pub enum ExternalError {
     #[error("no endpoint responded: \
              {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     All {
-        /// Last failure of each endpoint that was called.
+        /// Last failure of each endpoint. An endpoint that was not called in time has a
+        /// [`Deadline`](ExternalError::Deadline) error.
         failures: Vec<ExternalError>,
     },
     /// An operation timed out.

@@ -247,8 +247,9 @@ impl CompletionAssembly {
         }
     }
 
-    /// Adds a chunk of a tool call. The chunk belongs to the call with its index or, if it has no
-    /// index, to the last call. A chunk with another id than this call starts a new call.
+    /// Adds a chunk of a tool call. The chunk belongs to the call with the same index or, if the
+    /// chunk has no index, to the last call. If its id differs from this call's id, the chunk
+    /// starts a new call.
     fn add_call_chunk(&mut self, wire: WireCall) -> ChatEvent {
         let WireFunction { name, arguments } = wire.function.unwrap_or_default();
         let id = wire.id.unwrap_or_default();

@@ -1,11 +1,13 @@
 //! Server-sent events: decodes bytes as they arrive into the data of complete events.
 //!
-//! As in the HTML standard, lines end with LF, CR or CRLF, a byte order mark at the start is
-//! skipped, lines that start with a colon are comments, the data lines of an event are joined by
-//! LF, and an empty line ends an event. Names, IDs and retry times are ignored, since chat APIs
-//! give them no meaning. Two differences: data stays bytes, so the consumer sees invalid UTF-8 as
-//! an error instead of silently changed text; and `finish` returns an event that the end of the
-//! stream truncates, since some servers omit the last empty line.
+//! As in the HTML standard, lines end with LF, CR or CRLF, and a byte order mark at the start is
+//! skipped. Lines that start with a colon are comments, the data lines of an event are joined by
+//! LF, and an empty line ends an event. Names, ids and retry times are ignored, since chat APIs
+//! give them no meaning.
+//!
+//! There are two differences. Data stays bytes, so the consumer sees invalid UTF-8 as an error
+//! instead of silently changed text. And `finish` returns an event that the end of the stream
+//! truncates, since some servers omit the last empty line.
 
 /// Decoder of one stream of server-sent events.
 #[derive(Debug, Default)]
@@ -16,7 +18,7 @@ pub(crate) struct SseDecoder {
     data: Option<Vec<u8>>,
     /// Whether the last byte was CR. A following LF then belongs to the same line end.
     after_cr: bool,
-    /// Whether the first line has ended. A byte order mark is skipped only before.
+    /// Whether the first line has ended. A byte order mark is skipped only in the first line.
     has_started: bool,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Replica {
     pub index: usize,
     pub name: String,
     pub sampler: Arc<dyn Sampler>,
-    /// Notified when the time of the next probe may have been moved forward.
+    /// Notified when the next probe may be due earlier than before.
     pub nudged: Notify,
     state: Mutex<ReplicaState>,
     /// Number of events that the replica has sent, over all calls.

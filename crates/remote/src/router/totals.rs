@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 use super::pool::ReplicaPool;
 use super::replica::{Health, Replica};
 
-/// Sums of the counters of all replicas, which include replicas that are unreachable or have
-/// restarted. A query locks the sums until all replicas have answered, so a later result is never
-/// older than an earlier one.
+/// Sums of the counters of all replicas. They still include the counters of replicas that are
+/// unreachable or have restarted. A query locks the sums until all replicas have answered, so a
+/// later result is never older than an earlier one.
 #[derive(Debug)]
 pub(crate) struct ReplicaTotals {
     replicas: Mutex<Vec<ReplicaStats>>,

@@ -242,7 +242,7 @@ pub(super) trait ServerDialect: ReceiveWeights {
     /// Returns an error if the server is unreachable.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError>;
 
-    /// Makes a server read the weights that it was started with, because its weight memory has no
+    /// Makes a server read the weights that it was started with. Called if its weight memory has no
     /// contents.
     ///
     /// # Errors
@@ -278,7 +278,7 @@ impl Part {
     }
 }
 
-/// Load of new weights into a server: their label, and how they are loaded.
+/// Parameters of loading new weights into a server.
 #[derive(Debug, Clone)]
 pub(super) struct LoadSpec<'a> {
     pub facts: &'a Facts,
@@ -320,7 +320,8 @@ pub(super) fn logit_bias(params: &SamplingParams) -> Option<Value> {
     (!params.logit_bias.is_empty()).then(|| bias.collect::<Map<_, _>>().into())
 }
 
-/// Checks that the context length `length` of a server is at least the recipe's.
+/// Checks that the context length `length` of a server is at least the recipe's. If the server
+/// reports no length (`None`), the check passes.
 ///
 /// # Errors
 /// Returns an error message that names the start option `flag` if the server's context is shorter.

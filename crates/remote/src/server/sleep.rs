@@ -43,7 +43,7 @@ impl Server {
         self.0.sleep().await
     }
 
-    /// Returns whether any HTTP server responds at the server's address, even too late.
+    /// Returns whether the server's address is reachable, even if the response times out.
     pub(crate) async fn is_reachable(&self) -> bool {
         let response =
             self.0.http.send(Method::GET, "/health", None, self.0.options.response_timeout).await;
@@ -142,8 +142,7 @@ impl ServerInner {
         Ok(self.dialect.query_label(&self.http, &facts, response_timeout).await? == *label)
     }
 
-    /// Detects whether a server that was put to sleep has been restarted, and then treats it as
-    /// awake.
+    /// Treats a server that was put to sleep as awake if it has been restarted since.
     pub async fn recheck_sleep(&self) -> Result<(), PolicyError> {
         let before = lock(&self.sleep).clone();
         if before != SleepState::Awake && !self.still_sleeps(&before).await? {

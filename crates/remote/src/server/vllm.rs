@@ -358,12 +358,13 @@ impl ServerDialect for Vllm {
         }
     }
 
-    /// Wakes a part of the server's memory, if it is asleep. The last part resumes sampling.
+    /// Wakes a part of the server's memory, if it is asleep. Waking the last part resumes sampling.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         http.post(&format!("/wake_up?tags={}", part.tag()), &json!({}), within).await.map(|_| ())
     }
 
-    /// Returns whether the weights' label marks sleep. A paused server also reports that it sleeps.
+    /// Returns whether the label of the weights marks sleep. The server's own report is not used,
+    /// because a paused server also reports that it sleeps.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
         let info = http.send(Method::GET, "/weight_info", None, within).await?;
         if info.status.is_success() {
@@ -554,7 +555,7 @@ fn accepts_seeds(config: &Value) -> bool {
 }
 
 /// Checks the server's configuration, if the server reports one, for missing flags. Without this
-/// check, they would cause a failure only in the middle of a run, or wrong results.
+/// check, they would cause a failure only in the middle of a run, or would never be noticed.
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
     if lora.is_some_and(Value::is_null) {

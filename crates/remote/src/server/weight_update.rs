@@ -2,12 +2,12 @@
 //!
 //! The order is fixed:
 //!
-//! 1. the directory is checked, and the server joins a process group if weights are broadcast;
-//! 2. requests are held back, and the server pauses;
-//! 3. the server reads the directory, or receives the weights (*start, send, finish*);
-//! 4. it drops cached prefixes, gets the label of the weights, and resumes;
-//! 5. the log-probabilities of a probe are compared with the learner's;
-//! 6. requests are sent again.
+//! 1. The directory is checked, and the server joins a process group if weights are broadcast.
+//! 2. Requests are held back, and the server pauses.
+//! 3. The server reads the directory, or receives the weights (*start, send, finish*).
+//! 4. The server drops cached prefixes, gets the label of the weights, and resumes.
+//! 5. The log-probabilities of a probe are compared with the learner's.
+//! 6. Requests are sent again.
 //!
 //! The probe comes after the resume, since a paused vLLM answers no request. If a broadcast fails,
 //! the server reads the directory during the same pause, since a server with half of the new

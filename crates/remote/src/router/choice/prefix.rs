@@ -1,14 +1,14 @@
 //! Selects the replica that has cached the longest prefix of a prompt.
 //!
-//! Replicas with many more calls than the least loaded one are excluded. Among the remaining
+//! Replicas with many more calls than the least loaded replica are excluded: with more than
+//! `ratio` (1.5) × the calls of the least loaded replica + `slack` (8). Among the remaining
 //! replicas, the rule selects the replica whose recorded sequences share the longest prefix with
-//! the prompt; on a tie the one with the fewest calls, and on a further tie the one with the fewest
-//! blocks in the index, whose size is bounded. *Many more calls* means more than `ratio` (1.5) ×
-//! the calls of the least loaded replica + `slack` (8).
+//! the prompt. On a tie, it selects the replica with the fewest calls, and on a further tie the
+//! replica with the fewest blocks in the index. The size of the index is bounded.
 //!
 //! So attempts at one task and turns of one conversation go to the replica that has cached their
-//! prefix. A burst of them spreads when waiting would cost more than computing the prefix again,
-//! and prompts that are new to all replicas go to the least loaded one.
+//! prefix. A burst of such calls spreads when waiting would cost more than computing the prefix
+//! again, and prompts that are new to all replicas go to the least loaded replica.
 
 use super::prefix_index::PrefixIndex;
 use super::{ReplicaCandidate, ReplicaSelector};
