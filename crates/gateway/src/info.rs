@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::gateway::Model;
-use crate::http::{IncomingRequest, json_response as document};
+use crate::http::{IncomingRequest, json_response};
 use crate::openai::build_response;
 use crate::route::Route;
 use levade_call::{ApiError, ErrorKind, TokenBackend};
@@ -32,7 +32,7 @@ pub(crate) struct ModelQuery {
 
 /// Handles `GET /version`, which returns the version of Levade.
 pub(crate) async fn get_version() -> Response {
-    document(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
+    json_response(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
 /// Handles `GET /health_generate`: samples one token from every local model that the caller can

@@ -17,7 +17,7 @@ use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
     ApiDialect, CollectedCompletion, IncomingRequest, error_response, format_frame, gather_all,
-    json_response as document, parse_json_body, write_response,
+    json_response, parse_json_body, write_response,
 };
 use crate::openai::{self, clamp_logprob, structured, weight_version_spans};
 use levade_call::ApiError;
@@ -108,7 +108,7 @@ pub(crate) async fn generate(
                     writer.completion_values(&head, completions)
                 })
                 .collect();
-            document(StatusCode::OK, &all.into())
+            json_response(StatusCode::OK, &all.into())
         }
         Err(found) => error_response(&found, &openai::error_body(&found)),
     }

@@ -15,6 +15,7 @@
 //! - **Bounded.** Everything sent or received is bounded, in bytes and in time.
 //! - **Keys** come from the environment and never appear in errors or logs.
 
+mod call_deadline;
 mod endpoint;
 mod error;
 mod http;
@@ -26,7 +27,6 @@ mod sse;
 mod stream;
 #[cfg(test)]
 mod testing;
-mod waits;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ use levade_policy::process_time::sleep;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
+use call_deadline::CallDeadline;
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{EndpointServer, plain_uri};
 pub use error::ExternalError;
@@ -51,7 +52,6 @@ pub use service::{Service, ServiceOptions};
 pub(crate) use sse::SseDecoder;
 pub use stream::ChatStream;
 use stream::ResponseStart;
-use waits::CallDeadline;
 
 /// Timeout of [`External::check_reachable`] for each endpoint.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -222,21 +222,21 @@ impl External {
     {
         let ExternalInner { options, servers, .. } = &*self.0;
         let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
-        let mut waits = CallDeadline::new(options.deadline, names.join(", "));
+        let mut deadline = CallDeadline::new(options.deadline, names.join(", "));
         let what = format!("a permit for one of {} concurrent calls", options.max_running);
-        let permit = waits.wait(what, self.0.permits.clone().acquire_owned()).await?;
+        let permit = deadline.wait(what, self.0.permits.clone().acquire_owned()).await?;
         let permit =
             Arc::new(permit.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
         let per_minute = options.requests_per_minute;
         let limit = self.0.requests.as_ref();
         let what = format!("the limit requests_per_minute = {per_minute}");
-        await_limit(&mut waits, what.clone(), limit, 1).await?;
+        await_limit(&mut deadline, what.clone(), limit, 1).await?;
         let guessed = request
             .estimate_tokens(request.to_body(&servers[0].model, stream).to_string().as_bytes());
         let per_minute = options.tokens_per_minute;
         let tokens = self.0.tokens.as_ref();
         await_limit(
-            &mut waits,
+            &mut deadline,
             format!("the limit tokens_per_minute = {per_minute}"),
             tokens,
             guessed,
@@ -245,10 +245,11 @@ impl External {
         let mut state = FailoverState::new(servers.len());
         let mut running = FuturesUnordered::new();
         loop {
-            if let Some(number) = state.next_endpoint(servers, options.tries, waits.remaining()) {
+            if let Some(number) = state.next_endpoint(servers, options.tries, deadline.remaining())
+            {
                 state.record_request(number);
                 let permit = permit.clone();
-                let mut waits = waits.clone();
+                let mut deadline = deadline.clone();
                 let finish = &finish;
                 // The first request has waited for the limit before the time of any endpoint
                 // started.
@@ -257,10 +258,12 @@ impl External {
                 running.push(async move {
                     let request_future = async {
                         if is_again {
-                            await_limit(&mut waits, what, limit, 1).await?;
+                            await_limit(&mut deadline, what, limit, 1).await?;
                         }
-                        finish(self.send(request, stream, number, (permit, guessed), waits).await?)
-                            .await
+                        finish(
+                            self.send(request, stream, number, (permit, guessed), deadline).await?,
+                        )
+                        .await
                     };
                     (number, request_future.await)
                 });
@@ -269,7 +272,7 @@ impl External {
             }
             // The part of the remaining time after which the next endpoint is called too.
             let num_untried = state.num_untried(servers);
-            let part = waits.remaining() / (num_untried as u32 + 1);
+            let part = deadline.remaining() / (num_untried as u32 + 1);
             tokio::select! {
                 Some((number, done)) = running.next() => match done {
                     Ok(done) => {
@@ -282,8 +285,8 @@ impl External {
             }
         }
         // No tokens were sampled.
-        if let Some(bucket) = &self.0.tokens {
-            bucket.give_back(guessed as f64);
+        if let Some(limit) = &self.0.tokens {
+            limit.give_back(guessed as f64);
         }
         Err(state.into_error(servers, options.deadline))
     }
@@ -296,17 +299,17 @@ impl External {
         stream: bool,
         number: usize,
         (permit, guessed): (Arc<OwnedSemaphorePermit>, u64),
-        mut waits: CallDeadline,
+        mut deadline: CallDeadline,
     ) -> Result<ChatStream, ExternalError> {
         let server = &self.0.servers[number];
         let running = server.start_response();
-        waits.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
-        waits.endpoint.clone_from(&server.name);
+        deadline.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
+        deadline.endpoint.clone_from(&server.name);
         let body = request.to_body(&server.model, stream).to_string();
-        let (response, first) = self.post_request(server, Bytes::from(body), &mut waits).await?;
+        let (response, first) = self.post_request(server, Bytes::from(body), &mut deadline).await?;
         debug!(endpoint = server.name, stream, "a chat completion started");
         let start = ResponseStart { response, first, guessed };
-        Ok(ChatStream::new(self.clone(), number, waits, (permit, running), start))
+        Ok(ChatStream::new(self.clone(), number, deadline, (permit, running), start))
     }
 
     /// Posts a request, and waits for the first bytes of the response.
@@ -314,11 +317,11 @@ impl External {
         &self,
         server: &EndpointServer,
         body: Bytes,
-        waits: &mut CallDeadline,
+        deadline: &mut CallDeadline,
     ) -> Result<(ResponseBody, Option<Bytes>), ExternalError> {
         let options = &self.0.options;
-        let mut response = self.0.http.post(server, body, options.max_bytes, waits).await?;
-        match response.next_bytes(options.silence, waits).await? {
+        let mut response = self.0.http.post(server, body, options.max_bytes, deadline).await?;
+        match response.next_bytes(options.silence, deadline).await? {
             None => Err(ExternalError::Broken {
                 endpoint: server.name.clone(),
                 bytes: 0,
@@ -377,14 +380,11 @@ impl FailoverState {
                 .unwrap_or(number)
         };
         let ranked = free.map(|number| {
-            let (rests_for, is_avoided, running) = servers[number].rank();
-            ((rests_for, is_avoided, preference(number), running), number)
+            let (pause, is_avoided, running) = servers[number].rank();
+            ((pause, is_avoided, preference(number), running), number)
         });
         // A wait that would end after the deadline is useless.
-        ranked
-            .min()
-            .filter(|((rests_for, ..), _)| *rests_for <= remaining)
-            .map(|(_, number)| number)
+        ranked.min().filter(|((pause, ..), _)| *pause <= remaining).map(|(_, number)| number)
     }
 
     /// Returns the number of endpoints that this call has not tried and that are not in a pause.
@@ -464,19 +464,19 @@ impl FailoverState {
     }
 }
 
-/// Takes `amount` from the rate limit `bucket`, and waits until this amount is available. Returns
-/// immediately if `bucket` is `None`, which means no limit.
+/// Takes `amount` from the rate limit, and waits until this amount is available. Returns
+/// immediately if `limit` is `None`, which means no limit.
 async fn await_limit(
-    waits: &mut CallDeadline,
+    deadline: &mut CallDeadline,
     what: String,
-    bucket: Option<&RateLimit>,
+    limit: Option<&RateLimit>,
     amount: u64,
 ) -> Result<(), ExternalError> {
-    let Some(bucket) = bucket else { return Ok(()) };
-    let wait = bucket.take(amount as f64);
-    let waited = waits.wait(what, sleep(wait)).await;
+    let Some(limit) = limit else { return Ok(()) };
+    let wait = limit.take(amount as f64);
+    let waited = deadline.wait(what, sleep(wait)).await;
     if waited.is_err() {
-        bucket.give_back(amount as f64);
+        limit.give_back(amount as f64);
     }
     waited.map(|_| ())
 }

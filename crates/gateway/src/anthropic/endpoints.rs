@@ -10,7 +10,7 @@ use super::write::{MessagesWriter, error_body};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, error_response, json_response as document, write_response};
+use crate::http::{IncomingRequest, error_response, json_response, write_response};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
@@ -60,7 +60,7 @@ pub(crate) async fn count_tokens(
         })
         .and_then(|counted| counted)
     {
-        Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
+        Ok(tokens) => json_response(StatusCode::OK, &json!({ "input_tokens": tokens })),
         Err(found) => error_response(&found, &error_body(&found, &id)),
     };
     with_request_id(response, &id)
@@ -98,7 +98,7 @@ pub(super) fn build_response(
     match found {
         Ok(value) => {
             let id = format!("req_{}", gateway.new_call_id());
-            with_request_id(document(StatusCode::OK, &value), &id)
+            with_request_id(json_response(StatusCode::OK, &value), &id)
         }
         Err(error) => rejection_response(gateway, &error),
     }

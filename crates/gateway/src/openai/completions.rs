@@ -20,7 +20,7 @@ use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
     ApiDialect, CollectedCompletion, EventMerger, IncomingRequest, error_response, format_frame,
-    gather_all, json_response as document, merge_all, parse_json_body, write_response,
+    gather_all, json_response, merge_all, parse_json_body, write_response,
 };
 use levade_call::ApiError;
 use levade_call::Input;
@@ -101,7 +101,7 @@ pub(crate) async fn create_completion(
         };
     }
     match gather_all(&gateway, &caller, calls).await {
-        Ok(found) => document(StatusCode::OK, &writer.build_document(&found)),
+        Ok(found) => json_response(StatusCode::OK, &writer.build_document(&found)),
         Err(found) => error_response(&found, &error_body(&found)),
     }
 }

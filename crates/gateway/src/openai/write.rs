@@ -6,7 +6,7 @@ use levade_policy::FinishReason;
 use levade_text::Chat;
 use serde_json::{Value, json};
 
-use crate::http::{CollectedCompletion, error_response, json_response as json_document};
+use crate::http::{CollectedCompletion, error_response, json_response};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Token};
 
@@ -37,7 +37,7 @@ pub(crate) fn error_body(error: &ApiError) -> Value {
 /// OpenAI's format.
 pub(crate) fn build_response(found: Result<Value, ApiError>) -> Response {
     match found {
-        Ok(value) => json_document(StatusCode::OK, &value),
+        Ok(value) => json_response(StatusCode::OK, &value),
         Err(found) => error_response(&found, &error_body(&found)),
     }
 }

@@ -12,7 +12,7 @@ use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    IncomingRequest, error_response, find_query_field, json_response as document, write_response,
+    IncomingRequest, error_response, find_query_field, json_response, write_response,
 };
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
@@ -63,7 +63,7 @@ fn not_found_error(id: &str) -> ApiError {
 
 fn build_response(found: Result<Value, ApiError>) -> Response {
     match found {
-        Ok(body) => document(StatusCode::OK, &body),
+        Ok(body) => json_response(StatusCode::OK, &body),
         Err(found) => error_response(&found, &error_body(&found)),
     }
 }

@@ -131,16 +131,16 @@ impl ResponseMemory {
 
 /// Creates the id of an output item from its kind, the id of the model call that created it, and
 /// its index in the output.
-pub(super) fn format_item_id(kind: &str, call: &str, field_path: usize) -> String {
-    format!("{kind}_{call}_{field_path}")
+pub(super) fn format_item_id(kind: &str, call: &str, index: usize) -> String {
+    format!("{kind}_{call}_{index}")
 }
 
 /// Returns the id of the model call that an item's id contains, or `None` if the id has another
 /// format.
 pub(super) fn call_id_of_item(item: &str) -> Option<&str> {
     let (_, rest) = item.split_once('_')?;
-    let (call, field_path) = rest.rsplit_once('_')?;
-    (!field_path.is_empty() && field_path.bytes().all(|byte| byte.is_ascii_digit())).then_some(call)
+    let (call, index) = rest.rsplit_once('_')?;
+    (!index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit())).then_some(call)
 }
 
 #[cfg(test)]

@@ -277,20 +277,18 @@ impl ResponsesWriter {
 
     /// Adds a complete item to the output. Returns the frame that reports its end.
     fn complete_item(&mut self, item: Value) -> String {
-        let field_path = self.output.len();
+        let index = self.output.len();
         self.output.push(item);
-        let item = &self.output[field_path];
-        let fields = json!({ "output_index": field_path, "item": item });
+        let item = &self.output[index];
+        let fields = json!({ "output_index": index, "item": item });
         self.event_frame("response.output_item.done", fields)
     }
 
     fn write_call(&mut self, head: &Head, call: &levade_text::ToolCall) -> String {
         let mut frames = self.end_item(head, "completed");
-        let field_path = self.output.len();
-        let CallItem { item, input } = self
-            .received
-            .tools
-            .to_call_item(call, |kind| format_item_id(kind, &head.id, field_path));
+        let index = self.output.len();
+        let CallItem { item, input } =
+            self.received.tools.to_call_item(call, |kind| format_item_id(kind, &head.id, index));
         let id = item["id"].clone();
         let name = item["name"].clone();
         let mut started = item.clone();
@@ -300,16 +298,16 @@ impl ResponsesWriter {
         }
         frames += &self.event_frame(
             "response.output_item.added",
-            json!({ "output_index": field_path, "item": started }),
+            json!({ "output_index": index, "item": started }),
         );
         let Some((field, text)) = input else { return frames + &self.complete_item(item) };
         let kind = match field {
             "arguments" => "response.function_call_arguments",
             _ => "response.custom_tool_call_input",
         };
-        let delta = json!({ "item_id": id, "output_index": field_path, "delta": text });
+        let delta = json!({ "item_id": id, "output_index": index, "delta": text });
         frames += &self.event_frame(&format!("{kind}.delta"), delta);
-        let mut full = json!({ "item_id": id, "output_index": field_path });
+        let mut full = json!({ "item_id": id, "output_index": index });
         full[field] = text.into();
         if field == "arguments" {
             full["name"] = name;

@@ -60,7 +60,7 @@ pub(crate) struct EndpointServer {
     pub uri: Uri,
     key_env: Option<String>,
     key: Option<ApiKey>,
-    rest: Mutex<EndpointPauses>,
+    pauses: Mutex<EndpointPauses>,
     /// Number of calls in flight on the server.
     running: Arc<AtomicUsize>,
 }
@@ -189,7 +189,7 @@ impl EndpointServer {
             model: String::new(),
             key_env: key_env.cloned(),
             key: key.transpose()?,
-            rest: Mutex::default(),
+            pauses: Mutex::default(),
             running: Arc::default(),
         })
     }
@@ -233,7 +233,7 @@ impl EndpointServer {
     }
 
     fn lock_pauses(&self) -> MutexGuard<'_, EndpointPauses> {
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the remaining duration of the server's pause, during which it must not be called.
@@ -255,8 +255,8 @@ impl EndpointServer {
     /// Returns the last failure of the server as the end of a sentence, or an empty text if no call
     /// failed since the last response.
     pub fn describe_last_failure(&self) -> String {
-        let rest = self.lock_pauses();
-        rest.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
+        let pauses = self.lock_pauses();
+        pauses.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
     }
 
     /// Returns a text that names the server's pause as the event that a call waits for.
@@ -278,24 +278,24 @@ impl EndpointServer {
     /// Records that the server rejected a call as busy. `retry_after` is the pause that the server
     /// requested, if any. Returns the resulting pause, which is at least `retry_after`.
     pub fn note_rejection(&self, retry_after: Option<Duration>) -> Duration {
-        let mut rest = self.lock_pauses();
-        let wait = INITIAL_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(MAX_WAIT);
+        let mut pauses = self.lock_pauses();
+        let wait = INITIAL_WAIT.saturating_mul(1 << pauses.in_a_row.min(16)).min(MAX_WAIT);
         let wait = retry_after.unwrap_or_default().max(add_jitter(wait));
-        rest.in_a_row += 1;
-        rest.until = Some(rest.until.unwrap_or_else(Instant::now).max(Instant::now() + wait));
+        pauses.in_a_row += 1;
+        pauses.until = Some(pauses.until.unwrap_or_else(Instant::now).max(Instant::now() + wait));
         wait
     }
 
     /// Records a failure of the server, after which other servers are preferred for a while.
     pub fn record_failure(&self) {
-        let mut rest = self.lock_pauses();
+        let mut pauses = self.lock_pauses();
         let now = Instant::now();
         // Failures during one pause count once.
-        if rest.avoided_until.is_none_or(|until| until <= now) {
+        if pauses.avoided_until.is_none_or(|until| until <= now) {
             let pause =
-                INITIAL_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
-            rest.failures += 1;
-            rest.avoided_until = Some(now + pause);
+                INITIAL_AVOIDANCE.saturating_mul(1 << pauses.failures.min(16)).min(MAX_AVOIDANCE);
+            pauses.failures += 1;
+            pauses.avoided_until = Some(now + pause);
         }
     }
 
@@ -304,12 +304,12 @@ impl EndpointServer {
     /// few calls in flight. A server that has not responded since it failed gets one call at a
     /// time.
     pub fn rank(&self) -> (Duration, bool, usize) {
-        let rests_for = self.remaining_pause();
+        let pause = self.remaining_pause();
         let running = self.num_running();
-        let rest = self.lock_pauses();
-        let is_avoided = rest.avoided_until.is_some_and(|until| until > Instant::now());
-        let is_tried = running > 0 && (rest.failures > 0 || rest.in_a_row > 0);
-        (rests_for, is_avoided || is_tried, running)
+        let pauses = self.lock_pauses();
+        let is_avoided = pauses.avoided_until.is_some_and(|until| until > Instant::now());
+        let is_tried = running > 0 && (pauses.failures > 0 || pauses.in_a_row > 0);
+        (pause, is_avoided || is_tried, running)
     }
 
     /// Records that the server responded, which ends its pause and resets its failures.

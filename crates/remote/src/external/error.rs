@@ -110,7 +110,7 @@ pub enum ExternalError {
         option: String,
     },
     /// All endpoints failed on the same call.
-    #[error("no endpoint responded: \
+    #[error("no endpoint completed the call: \
              {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     All {
         /// Last failure of each endpoint. An endpoint that was not called in time has a

@@ -281,8 +281,8 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
         let (servers, mut state) = called_servers(&["a"]);
         let what = error.to_string();
         state.record_failure(&servers, 0, error);
-        let (rests_for, has_failed, _) = servers[0].rank();
-        assert_eq!((!rests_for.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
+        let (pause, has_failed, _) = servers[0].rank();
+        assert_eq!((!pause.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
     }
 }
 

@@ -13,9 +13,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use levade_http::{Client, Hosts, HttpError, causes};
 use serde_json::Value;
 
+use super::call_deadline::CallDeadline;
 use super::endpoint::EndpointServer;
 use super::error::ExternalError;
-use super::waits::CallDeadline;
 
 /// Maximum number of bytes that are read from an error response.
 pub(crate) const MAX_ERROR_BYTES: usize = 64 * 1024;
@@ -62,7 +62,7 @@ impl EndpointHttp {
         server: &EndpointServer,
         body: Bytes,
         max: usize,
-        waits: &mut CallDeadline,
+        deadline: &mut CallDeadline,
     ) -> Result<ResponseBody, ExternalError> {
         let request = Request::builder()
             .method(Method::POST)
@@ -74,7 +74,7 @@ impl EndpointHttp {
         let request = request.body(Full::new(body)).map_err(|error| {
             ExternalError::Invalid(format!("cannot call {}: {error}", server.name))
         })?;
-        let response = waits.wait("the server to respond", self.0.request(request)).await?;
+        let response = deadline.wait("the server to respond", self.0.request(request)).await?;
         let endpoint = server.name.clone();
         let response = response.map_err(|error| match error {
             HttpError::Connect { why, .. } => {
@@ -88,7 +88,7 @@ impl EndpointHttp {
             other => ExternalError::Invalid(format!("cannot call {endpoint}: {other}")),
         })?;
         if response.status() != StatusCode::OK {
-            return Err(response_error(server, response, waits).await);
+            return Err(response_error(server, response, deadline).await);
         }
         let kind = response
             .headers()
@@ -108,7 +108,7 @@ impl EndpointHttp {
             kind.map_or("no content type".to_owned(), |kind| format!("the content type {kind:?}"));
         response_body.max = MAX_ERROR_BYTES;
         let shown = response_body
-            .collect(waits)
+            .collect(deadline)
             .await
             .map(|bytes| to_excerpt(server, &bytes))
             .unwrap_or_default();
@@ -131,11 +131,11 @@ impl ResponseBody {
     pub async fn next_bytes(
         &mut self,
         silence: Duration,
-        waits: &mut CallDeadline,
+        deadline: &mut CallDeadline,
     ) -> Result<Option<Bytes>, ExternalError> {
         loop {
             let what = format!("more of a response after {} bytes", self.bytes);
-            let frame = match waits.wait_for(silence, what, self.body.frame()).await? {
+            let frame = match deadline.wait_for(silence, what, self.body.frame()).await? {
                 None => return Ok(None),
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => {
@@ -170,9 +170,9 @@ impl ResponseBody {
     ///
     /// # Errors
     /// Returns the errors of [`next_bytes`](Self::next_bytes).
-    pub async fn collect(&mut self, waits: &mut CallDeadline) -> Result<Vec<u8>, ExternalError> {
+    pub async fn collect(&mut self, deadline: &mut CallDeadline) -> Result<Vec<u8>, ExternalError> {
         let mut all = Vec::new();
-        while let Some(data) = self.next_bytes(Duration::MAX, waits).await? {
+        while let Some(data) = self.next_bytes(Duration::MAX, deadline).await? {
             all.extend_from_slice(&data);
         }
         Ok(all)
@@ -219,7 +219,7 @@ fn parse_retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
 async fn response_error(
     server: &EndpointServer,
     response: Response<Incoming>,
-    waits: &mut CallDeadline,
+    deadline: &mut CallDeadline,
 ) -> ExternalError {
     let status = response.status();
     let headers = response.headers().clone();
@@ -233,7 +233,7 @@ async fn response_error(
         is_stream: false,
     };
     // The status is reported even if the body does not arrive.
-    let text = response_body.collect(waits).await.unwrap_or_default();
+    let text = response_body.collect(deadline).await.unwrap_or_default();
     let parsed_message =
         serde_json::from_slice::<Value>(&text).ok().and_then(|value| extract_message(&value));
     let mut message =

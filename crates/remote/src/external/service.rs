@@ -8,10 +8,10 @@ use levade_policy::process_time::sleep;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
+use super::call_deadline::CallDeadline;
 use super::endpoint::{EndpointServer, plain_uri};
 use super::error::ExternalError;
 use super::http::EndpointHttp;
-use super::waits::CallDeadline;
 
 /// Options of an HTTP [`Service`].
 #[derive(Debug, Clone, PartialEq)]
@@ -88,17 +88,17 @@ impl Service {
     /// tries.
     pub async fn send(&self, question: &Value) -> Result<Value, ExternalError> {
         let ServiceInner { options, server, permits, .. } = &*self.0;
-        let mut waits = CallDeadline::new(options.deadline, server.name.clone());
+        let mut deadline = CallDeadline::new(options.deadline, server.name.clone());
         let what = format!("a permit for one of {} concurrent requests", options.max_running);
-        let permit = waits.wait(what, permits.acquire()).await?;
+        let permit = deadline.wait(what, permits.acquire()).await?;
         let _permit = permit.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
         let body = Bytes::from(question.to_string());
         let mut remaining = options.tries.max(1);
         loop {
             remaining -= 1;
             // After a failure, all requests wait for the server's pause.
-            waits.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
-            match self.call_once(body.clone(), &mut waits).await {
+            deadline.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
+            match self.call_once(body.clone(), &mut deadline).await {
                 Ok(response) => {
                     server.note_success();
                     return Ok(response);
@@ -112,7 +112,7 @@ impl Service {
                         endpoint = server.name, %error,
                         "retrying a request to a service"
                     );
-                    if server.remaining_pause() > waits.remaining() {
+                    if server.remaining_pause() > deadline.remaining() {
                         return Err(error);
                     }
                 }
@@ -124,11 +124,11 @@ impl Service {
     async fn call_once(
         &self,
         body: Bytes,
-        waits: &mut CallDeadline,
+        deadline: &mut CallDeadline,
     ) -> Result<Value, ExternalError> {
         let ServiceInner { options, server, http, .. } = &*self.0;
-        let mut response = http.post(server, body, options.max_bytes, waits).await?;
-        let bytes = response.collect(waits).await?;
+        let mut response = http.post(server, body, options.max_bytes, deadline).await?;
+        let bytes = response.collect(deadline).await?;
         serde_json::from_slice(&bytes).map_err(|error| ExternalError::Protocol {
             endpoint: server.name.clone(),
             why: format!("it is not JSON ({error})"),

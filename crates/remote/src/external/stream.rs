@@ -6,12 +6,12 @@ use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::External;
+use super::call_deadline::CallDeadline;
 use super::endpoint::ResponseGuard;
 use super::error::ExternalError;
 use super::http::{ResponseBody, extract_message};
 use super::response::{ChatEvent, ChatResponse, CompletionAssembly, Finish, WireCompletion};
 use super::sse::SseDecoder;
-use super::waits::CallDeadline;
 
 /// A streamed chat completion. Dropping the stream closes its connection.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct ChatStream {
     policy: External,
     /// Index of the server that sends the completion.
     server: usize,
-    waits: CallDeadline,
+    deadline: CallDeadline,
     _permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
     response: ResponseBody,
     /// Bytes that have arrived but were not parsed.
@@ -48,7 +48,7 @@ impl ChatStream {
     pub(super) fn new(
         policy: External,
         server: usize,
-        waits: CallDeadline,
+        deadline: CallDeadline,
         permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
         start: ResponseStart,
     ) -> Self {
@@ -56,7 +56,7 @@ impl ChatStream {
         ChatStream {
             policy,
             server,
-            waits,
+            deadline,
             _permit: permit,
             response,
             first,
@@ -131,7 +131,7 @@ impl ChatStream {
     /// Returns the errors of [`next`](Self::next). Returns an error if the response has no such
     /// content or was withheld.
     pub(super) async fn collect_text(self, has_tools: bool) -> Result<ChatResponse, ExternalError> {
-        let endpoint = self.waits.endpoint.clone();
+        let endpoint = self.deadline.endpoint.clone();
         let response = self.collect().await?;
         let has_calls = has_tools && !response.tool_calls.is_empty();
         let is_empty = response.content.as_str().trim().is_empty() && !has_calls;
@@ -156,7 +156,7 @@ impl ChatStream {
 
     fn protocol_error(&self, why: &str) -> ExternalError {
         ExternalError::Protocol {
-            endpoint: self.waits.endpoint.clone(),
+            endpoint: self.deadline.endpoint.clone(),
             why: self.without_key(why),
         }
     }
@@ -168,7 +168,7 @@ impl ChatStream {
         let max = options.max_event_bytes;
         let data = match self.first.take() {
             Some(first) => Some(first),
-            None => self.response.next_bytes(silence, &mut self.waits).await?,
+            None => self.response.next_bytes(silence, &mut self.deadline).await?,
         };
         let mut events = Vec::new();
         let is_last = data.is_none();
@@ -178,7 +178,7 @@ impl ChatStream {
         }
         if self.decoder.num_pending_bytes() > max || events.iter().any(|event| event.len() > max) {
             return Err(ExternalError::TooLarge {
-                endpoint: self.waits.endpoint.clone(),
+                endpoint: self.deadline.endpoint.clone(),
                 what: "an event".into(),
                 max,
                 option: "max_event_bytes".into(),
@@ -195,7 +195,7 @@ impl ChatStream {
             // is complete.
             true if self.assembly.response.finish.is_some() => self.end_completion(),
             true => Err(ExternalError::Broken {
-                endpoint: self.waits.endpoint.clone(),
+                endpoint: self.deadline.endpoint.clone(),
                 bytes: self.response.num_bytes(),
                 why: "the stream ended before the completion".into(),
             }),
@@ -207,7 +207,7 @@ impl ChatStream {
     /// if a stream was requested.
     async fn read_all(&mut self) -> Result<(), ExternalError> {
         let mut all = self.first.take().map(Vec::from).unwrap_or_default();
-        all.extend(self.response.collect(&mut self.waits).await?);
+        all.extend(self.response.collect(&mut self.deadline).await?);
         self.parse_chunk(&all)?;
         self.end_completion()
     }
@@ -226,7 +226,7 @@ impl ChatStream {
         })?;
         if let Some(error) = wire.error.as_ref().filter(|error| !error.is_null()) {
             let message = self.without_key(&extract_message(error).unwrap_or_default());
-            let endpoint = self.waits.endpoint.clone();
+            let endpoint = self.deadline.endpoint.clone();
             let status = 200;
             return Err(ExternalError::Failed { endpoint, status, message });
         }

@@ -98,10 +98,7 @@ impl GroupConnection {
             |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
         let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
         let mut token = token.map_err(|_| {
-            invalid(
-                "the learner's token is not a valid header value; use visible ASCII characters"
-                    .into(),
-            )
+            invalid("its token is not a valid header value; use visible ASCII characters".into())
         })?;
         token.set_sensitive(true);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);

@@ -153,7 +153,7 @@ impl Body {
                 Err(format!("the array {name} has {} numbers, but must have {len}", values.len()))
             }
             Some(_) => Err(format!("the array {name} is not of type F32")),
-            None => Err(format!("{name} is missing")),
+            None => Err(format!("the array {name} is missing")),
         }
     }
 
@@ -162,9 +162,13 @@ impl Body {
     /// # Errors
     /// Returns an error message if the value is missing or has another type.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, String> {
-        let value =
-            self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("{name} is missing"))?;
-        serde_json::from_value(value).map_err(|error| format!("{name} cannot be read: {error}"))
+        let value = self
+            .json
+            .get_mut(name)
+            .map(Value::take)
+            .ok_or_else(|| format!("the value {name} is missing"))?;
+        serde_json::from_value(value)
+            .map_err(|error| format!("the value {name} cannot be read: {error}"))
     }
 
     /// Removes and returns the array of integers `name`.
@@ -229,11 +233,11 @@ mod tests {
             read.take_numbers("logprobs", 2).unwrap_err(),
             "the array logprobs has 3 numbers, but must have 2"
         );
-        assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "logprobs is missing");
+        assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "the array logprobs is missing");
         assert_eq!(read.take_integers::<u32>("tokens").unwrap(), [1, u32::MAX]);
         assert_eq!(read.take::<u32>("n"), Ok(3));
-        assert_eq!(read.take::<u32>("m"), Err("m is missing".into()));
-        assert!(read.take::<u32>("step").unwrap_err().starts_with("step cannot be read"));
+        assert_eq!(read.take::<u32>("m"), Err("the value m is missing".into()));
+        assert!(read.take::<u32>("step").unwrap_err().starts_with("the value step cannot be read"));
         // NaN, which marks an absent number, is preserved.
         let mut body = Body::default();
         body.put_numbers("value", [f32::NAN]);

@@ -24,8 +24,9 @@ pub(crate) struct ReplicaPool {
     weights: Mutex<PoolWeights>,
     /// Notified when a replica starts to serve again.
     returned: Notify,
-    /// Whether the replicas have released their devices, until they load weights again.
-    rests: watch::Sender<bool>,
+    /// Whether probes are paused because the replicas have released their devices and have not
+    /// loaded weights since.
+    probes_paused: watch::Sender<bool>,
 }
 
 /// Weights that the replicas of a router should have loaded.
@@ -85,7 +86,7 @@ struct ProbePauseGuard<'a>(&'a ReplicaPool);
 
 impl Drop for ProbePauseGuard<'_> {
     fn drop(&mut self) {
-        self.0.rests.send_replace(false);
+        self.0.probes_paused.send_replace(false);
     }
 }
 
@@ -104,7 +105,7 @@ impl ReplicaPool {
             options,
             weights: Mutex::default(),
             returned: Notify::new(),
-            rests: watch::Sender::new(false),
+            probes_paused: watch::Sender::new(false),
         }
     }
 
@@ -133,17 +134,17 @@ impl ReplicaPool {
     /// Pauses the probes of all replicas until they load weights, because they have no devices in
     /// the meantime.
     pub fn pause_probes(&self) {
-        self.rests.send_replace(true);
+        self.probes_paused.send_replace(true);
     }
 
     fn is_paused(&self) -> bool {
-        *self.rests.borrow()
+        *self.probes_paused.borrow()
     }
 
-    /// Waits until probes are paused if `rests` is true, otherwise until they are resumed.
-    async fn wait_until_paused(&self, rests: bool) {
+    /// Waits until probes are paused if `paused` is true, otherwise until they are resumed.
+    async fn wait_until_paused(&self, paused: bool) {
         // Cannot fail: the pool owns the sender.
-        self.rests.subscribe().wait_for(|now| *now == rests).await.ok();
+        self.probes_paused.subscribe().wait_for(|now| *now == paused).await.ok();
     }
 
     /// Removes a replica permanently. Its calls in flight continue. Returns whether a replica with

@@ -199,7 +199,9 @@ impl ServerDialect for Vllm {
         let mut chunk = StreamChunk { spans, ..StreamChunk::default() };
         for (id, entry) in ids.into_iter().zip(content) {
             if parse_token(entry) != Some(id) {
-                return Err(format!("the log-probability {entry} is of another token than {id}"));
+                return Err(format!(
+                    "the log-probability {entry} belongs to another token than {id}"
+                ));
             }
             chunk.tokens.push(id);
             chunk.logprobs.push(parse_logprob(&entry["logprob"])?);
