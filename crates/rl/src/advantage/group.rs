@@ -250,8 +250,8 @@ pub struct GroupStats {
     /// Mean over groups of the standard deviation of the group's scores. Groups of one rollout are
     /// ignored.
     pub deviation: f64,
-    /// Fraction of groups that are zero-variance groups, whose scores are all equal. Includes
-    /// groups of one rollout.
+    /// Fraction of zero-variance groups, whose scores are all equal. Includes groups of one
+    /// rollout.
     pub degenerate: f64,
 }
 

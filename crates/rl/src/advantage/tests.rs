@@ -165,8 +165,8 @@ fn longest_rollout_keeps_last_compared_advantage() {
     near(&found(&turns(1.0, false), &equal), &[&[0.0], &[0.0; 2]]);
 }
 
-/// Creates a path that starts after `turns_before` turns of its rollout, with a reward for each of
-/// its turns of one token.
+/// Creates a sequence that starts after `turns_before` turns of its rollout, with a reward for each
+/// of its turns of one token.
 fn path_after(turns_before: usize, rewards: &[f64]) -> Sequence {
     Sequence {
         turns: vec![1; rewards.len()],
