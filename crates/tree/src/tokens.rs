@@ -1,4 +1,4 @@
-//! Token ids of a sequence, stored as pieces that sequences share.
+//! Token ids of a sequence, stored as chunks that sequences share.
 //!
 //! Sequences of one attempt share its tokens in memory, from step plan to learner: a hundred forks
 //! of a long conversation store it once.
@@ -141,7 +141,7 @@ impl FromIterator<u32> for Tokens {
     }
 }
 
-/// Appends the tokens as one piece.
+/// Appends the tokens as one chunk.
 impl Extend<u32> for Tokens {
     fn extend<I: IntoIterator<Item = u32>>(&mut self, tokens: I) {
         let tokens: Arc<[u32]> = tokens.into_iter().collect();
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// A list of tokens in pieces, some of which have more tokens than the sequence uses.
+    /// A list of tokens in chunks, some of which have more tokens than the sequence uses.
     fn chunked_tokens(chunks: &[(Vec<u32>, usize)]) -> (Tokens, Vec<u32>) {
         let mut tokens = Tokens::default();
         let mut plain = Vec::new();
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Sequences with the same pieces share their memory.
+    /// Sequences with the same chunks share their memory.
     #[test]
     fn sequences_share_chunks() {
         let chunk: Arc<[u32]> = vec![1, 2, 3].into();
