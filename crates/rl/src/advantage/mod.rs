@@ -2,12 +2,12 @@
 //!
 //! An estimator receives only *action tokens*, which are the tokens that the model sampled.
 //! Prompts, tool results and the template's tokens between them are not part of its input, so they
-//! do not count in discounting. The caller that builds a path assigns the reward of an observation
-//! to the action token before it, so no reward is lost.
+//! do not count in discounting. The caller that builds a sequence assigns the reward of an
+//! observation to the action token before it, so no reward is lost.
 //!
 //! All statistics are over rollouts; a rollout is one attempt at one task. If a rollout has several
-//! paths (an edited history, a sub-agent), it is still one sample for every estimator, and its
-//! outcome is at the end of each of its paths.
+//! sequences (an edited history, a sub-agent), it is still one sample for every estimator, and its
+//! outcome is at the end of each of its sequences.
 
 mod credit;
 mod group;
