@@ -181,8 +181,7 @@ impl NumberContext<'_> {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Applies the text before the number to `change`. Returns whether the number keeps a
-    /// value.
+    /// Applies the text before the number to `change`. Returns whether the number keeps a value.
     fn apply_text_before(&self, change: &mut NumberEffect) -> bool {
         let start = self.range.start.saturating_sub(REACH);
         let line: String = self.chars[start..self.range.start].iter().collect();
@@ -312,8 +311,7 @@ impl NumberContext<'_> {
         *last != "in" && !is_operand
     }
 
-    /// Applies the text after the number to `change`. Returns whether the number keeps a
-    /// value.
+    /// Applies the text after the number to `change`. Returns whether the number keeps a value.
     fn apply_text_after(&self, change: &mut NumberEffect) -> bool {
         let mut end = self.range.end;
         if self.char_at(end) == Some('_')
@@ -526,8 +524,8 @@ impl NumberContext<'_> {
         change.factor.is_some()
     }
 
-    /// Returns the word at or after the index `char_at`, and the index of its end. Spaces, hyphens
-    /// and LaTeX markup before the word are skipped.
+    /// Returns the word at or after the index `at`, and the index of its end. Spaces, hyphens and
+    /// LaTeX markup before the word are skipped.
     fn next_word(&self, at: usize) -> Option<(String, usize)> {
         let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();
         let mut text = rest.as_str();
