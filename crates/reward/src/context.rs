@@ -102,8 +102,8 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
 static LISTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
 
-/// Matches text that makes the number directly after it part of a name, range or table row, or one
-/// of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
+/// Matches text before a number that is part of a name, a range or a table row, or is one of
+/// several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
 static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\p{L}-$|\d\s*[~∼]\s*$|\|\s*[-\d.,$]+\s*\|\s*$|^\s*[-\d.,$]+\s*\|\s*$|^\s*\$?\d+(?:,\d{3})*\s+\$?$",
