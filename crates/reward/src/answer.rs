@@ -19,7 +19,7 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswerScorer {
-    /// Criterion by which an answer counts as equal to an accepted answer.
+    /// Criterion by which an answer is scored against the expected answers.
     pub compare: Comparison,
     /// Location of the answer in the completion's text.
     #[serde(alias = "place")]

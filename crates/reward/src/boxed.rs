@@ -80,7 +80,7 @@ const COMPUTES: [&str; 42] = [
 const WRAPS: [(&str, u32); 6] =
     [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
 
-/// Letters that are not units. Directly after a number, they are factors of it.
+/// Letters that are not units. Directly after a number, they multiply the number.
 const FACTORS: [&str; 15] = [
     "x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda",
 ];

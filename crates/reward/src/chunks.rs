@@ -39,7 +39,8 @@ impl Chunk<'_> {
         words.iter().any(|word| self.is_word(word))
     }
 
-    /// Returns whether the chunk is a number, written in digits or in words.
+    /// Returns whether the chunk is a value: a [`ChunkKind::Value`], or a number that is written in
+    /// words.
     pub fn is_value(&self) -> bool {
         self.kind == ChunkKind::Value || self.is_number_word()
     }

@@ -79,9 +79,9 @@ pub(crate) fn states_answer(text: &str, want: &ShortAnswer) -> bool {
     })
 }
 
-/// Returns the value of the number in a byte range of a text, in which the words around the number
-/// count: "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
-/// not contain exactly one number.
+/// Returns the value of the number in a byte range of a text. Words around the number count: "5
+/// million" and "fewer than 5" do not have the value 5. Returns `None` if the range does not
+/// contain exactly one number.
 fn number_value_at(text: &str, range: Range<usize>) -> Option<Rational> {
     let digit = range.start + text[range.clone()].find(|c: char| c.is_ascii_digit())?;
     let is_only = numbers::count_numbers(&text[range]) == 1;

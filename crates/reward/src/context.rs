@@ -102,8 +102,8 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
 static LISTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
 
-/// Matches text that makes the number directly after it part of a name, range or table row, or one
-/// of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
+/// Matches text before a number that is part of a name, a range or a table row, or is one of
+/// several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
 static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\p{L}-$|\d\s*[~∼]\s*$|\|\s*[-\d.,$]+\s*\|\s*$|^\s*[-\d.,$]+\s*\|\s*$|^\s*\$?\d+(?:,\d{3})*\s+\$?$",
@@ -181,8 +181,7 @@ impl NumberContext<'_> {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Applies the text before the number to `change`. Returns whether the number keeps a
-    /// value.
+    /// Applies the text before the number to `change`. Returns whether the number keeps a value.
     fn apply_text_before(&self, change: &mut NumberEffect) -> bool {
         let start = self.range.start.saturating_sub(REACH);
         let line: String = self.chars[start..self.range.start].iter().collect();
@@ -312,8 +311,7 @@ impl NumberContext<'_> {
         *last != "in" && !is_operand
     }
 
-    /// Applies the text after the number to `change`. Returns whether the number keeps a
-    /// value.
+    /// Applies the text after the number to `change`. Returns whether the number keeps a value.
     fn apply_text_after(&self, change: &mut NumberEffect) -> bool {
         let mut end = self.range.end;
         if self.char_at(end) == Some('_')
@@ -526,8 +524,8 @@ impl NumberContext<'_> {
         change.factor.is_some()
     }
 
-    /// Returns the word at or after the index `char_at`, and the index of its end. Spaces, hyphens
-    /// and LaTeX markup before the word are skipped.
+    /// Returns the word at or after the index `at`, and the index of its end. Spaces, hyphens and
+    /// LaTeX markup before the word are skipped.
     fn next_word(&self, at: usize) -> Option<(String, usize)> {
         let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();
         let mut text = rest.as_str();

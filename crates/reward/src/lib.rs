@@ -261,7 +261,7 @@ impl ScorerKind {
         }
     }
 
-    /// Creates the scorer that these keys describe.
+    /// Creates the scorer of this kind.
     ///
     /// The kinds `http`, `judge`, `code` and `environment` need a client, a sandbox or an
     /// environment. For them, this function returns a scorer that always fails; use

@@ -58,7 +58,6 @@ pub(crate) fn first_number_on_line(text: &str) -> Option<NumberMatch> {
     is_line.then(|| reader.require_settled(found))
 }
 
-/// Counts the numbers in a text.
 pub(crate) fn count_numbers(text: &str) -> usize {
     read_numbers(text).1.len()
 }

@@ -35,7 +35,7 @@ pub enum NumberLocation {
     AnswerIs,
 }
 
-/// Criterion by which a number equals the expected number. An expected integer must always be
+/// Criterion by which a number matches the expected number. An expected integer must always be
 /// matched exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -64,7 +64,7 @@ pub enum Tolerance {
 pub struct NumericScorer {
     /// Location of the number in the completion's text.
     pub extract: NumberLocation,
-    /// Criterion by which the number equals the expected number.
+    /// Criterion by which the number matches the expected number.
     pub tolerance: Tolerance,
 }
 
@@ -195,7 +195,7 @@ fn parse_expected_numbers(expected: &Value) -> Result<Vec<NumberMatch>, ScoreErr
     }
 }
 
-/// Parses one expected number, whose value must be certain.
+/// Parses one expected number. A number without a value is an error.
 fn parse_expected_number(expected: &Value) -> Result<NumberMatch, ScoreError> {
     let to_error = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {

@@ -116,7 +116,8 @@ pub trait Scorer: Debug + Send + Sync {
     /// task.
     ///
     /// # Errors
-    /// Returns an error if it could not; the run then does not start.
+    /// Returns an error if the scorer cannot score attempts at the task; the run then does not
+    /// start.
     async fn check_ready(&self, _task: &Value) -> Result<(), ScoreError> {
         Ok(())
     }

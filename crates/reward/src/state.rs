@@ -126,7 +126,7 @@ impl StateScorer {
 /// Returns the expected state that the toolbox `name` has returned in its data `facts`.
 ///
 /// # Errors
-/// Returns [`ScoreError::Unusable`] if the toolbox has none, or could not reach it.
+/// Returns [`ScoreError::Unusable`] if the toolbox has no expected state, or could not reach it.
 fn expected_state_of_tool<'a>(
     name: &str,
     facts: &'a Map<String, Value>,

@@ -59,7 +59,7 @@ const DOUBTS: &str = "sure certain unsure uncertain possible might could may gue
      ignore forgot overlooks neglects wrong incorrect sicher möglich könnte falsch possible sûr \
      certain faux pourrait";
 
-/// Words of an operation on a value, or of another notation of it.
+/// Words of an operation on a value, or of another notation of the value.
 const CHANGES: &str = "squared cubed factorial doubled tripled halved hexadecimal binary octal";
 
 /// Words after a number that make the number an addition to a value: 72, 5 more.
@@ -79,8 +79,7 @@ const NUMERALS: &str = "null zwei drei vier fünf sechs sieben acht neun zehn el
 const OPERATORS: &str = "plus minus times by over to or and mod modulo choose mal durch fois \
      moins sur";
 
-/// Words before a number that do not change that the number is a value: the "about" of "12 to about
-/// 13".
+/// Words that can stand between "to" and a number that is a value: the "about" of "12 to about 13".
 const FILLERS: &str = "a an the about around roughly approximately nearly almost maybe perhaps";
 
 /// Nouns after which "of" denotes an operation: 12 percent of 50, 12 to the power of 2.

@@ -314,7 +314,7 @@ pub(crate) fn word_to_number(word: &str) -> Option<u64> {
     index_in(&ONES).or_else(|| index_in(&TENS).map(|at| 10 * (at + 2)))
 }
 
-/// Returns the denominator of a word for a fraction, such as 3 for "thirds": half, thirds, tenth.
+/// Returns the denominator of a word for a fraction, such as 2 for "half" and 3 for "thirds".
 pub(crate) fn denominator_of_word(word: &str) -> Option<u64> {
     const PARTS: [&str; 9] =
         ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];

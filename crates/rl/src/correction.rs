@@ -99,7 +99,7 @@ impl Correction {
         normalize: false,
     };
 
-    /// Checks the bounds of the correction.
+    /// Checks the bounds.
     ///
     /// # Errors
     /// Returns an error if a bound is negative, or if the lower bound is above the upper one.
@@ -213,7 +213,7 @@ pub enum StatisticSpan {
 }
 
 impl Rejection {
-    /// Checks the bounds of the rejection.
+    /// Checks the bounds.
     ///
     /// # Errors
     /// Returns an error if a bound is invalid for the statistic, or if the lower bound is above the

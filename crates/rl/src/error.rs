@@ -128,7 +128,7 @@ pub enum RlError {
     /// A score is infinite or NaN.
     #[error("score {index} is {value}: scores must be finite")]
     Score {
-        /// Index of the rollout, pair or score in the input that has the score.
+        /// Index, in the input, of the rollout, pair or score.
         index: usize,
         /// The score that is not finite.
         value: f64,

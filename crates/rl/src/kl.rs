@@ -53,7 +53,7 @@ impl KlEstimator {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlPenalty {
-    /// Estimator that computes the KL divergence from one sampled token.
+    /// Estimator of the KL divergence from one sampled token.
     pub estimator: KlEstimator,
     /// Coefficient β of the penalty.
     pub coefficient: f64,

@@ -18,7 +18,7 @@ use crate::surrogate::{self, Surrogate, bounded_exp};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct Loss {
-    /// Part of the loss that imitates or reinforces sampled tokens.
+    /// Part of the loss that imitates or reinforces tokens, or trains a critic.
     pub policy: PolicyLoss,
     /// Penalty for the divergence from the frozen reference policy. If set, terms must have
     /// `reference`. `None` means no penalty.
@@ -35,8 +35,8 @@ pub struct Loss {
     pub interpolated: Option<InterpolatedProximal>,
 }
 
-/// Policy part of a loss, which imitates or reinforces sampled tokens, for one term with ratio ρ,
-/// advantage A and log-probability log p.
+/// Part of a loss that imitates or reinforces tokens, or trains a critic. The formulas are the loss
+/// of one term, with ratio ρ, advantage A and log-probability log p.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PolicyLoss {
@@ -303,7 +303,7 @@ pub struct TermLoss {
     pub clipped: bool,
     /// Whether the active bound was the dual clip.
     pub dual: bool,
-    /// Whether the policy part of the loss was dropped, so that the token is not trained.
+    /// Whether the policy part of the loss was dropped. Penalty and bonus remain.
     pub dropped: bool,
     /// Estimated KL divergence from the reference; 0 without a penalty.
     pub kl: f64,

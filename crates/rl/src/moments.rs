@@ -61,8 +61,7 @@ impl Whitening {
         Whitening { mean, scale }
     }
 
-    /// Returns the map without the subtraction of the mean: it only divides by the standard
-    /// deviation.
+    /// Returns a map that only divides by the standard deviation.
     pub fn without_mean(self) -> Self {
         Whitening { mean: 0.0, ..self }
     }

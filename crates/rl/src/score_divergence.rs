@@ -53,8 +53,8 @@ pub struct ScoreDivergence {
     pub p_value: f64,
 }
 
-/// Significance level of the permutation test: a divergence is reported for one in 1,000 runs
-/// without one.
+/// Significance level of the permutation test: in one of 1,000 runs without a divergence, the test
+/// reports one.
 pub const SIGNIFICANCE: f64 = 0.001;
 /// Number of permutations of the test. The smallest possible p-value is 1/2000.
 const PERMUTATIONS: u32 = 1999;
@@ -166,9 +166,9 @@ impl StratumStatistics {
         StratumStatistics { means, variances, counts, all, range: high - low }
     }
 
-    /// Returns the variance of the new scores in a stratum. It is at least the variance with one
-    /// differing attempt among two more attempts than there are: scores that have always agreed may
-    /// still disagree once.
+    /// Returns the variance of the new scores in a stratum. It is at least the variance that the
+    /// stratum would have if, of two more attempts, exactly one differed by the full range: scores
+    /// that have always agreed may still disagree once.
     fn variance(&self, stratum: usize) -> f64 {
         let n = self.counts[stratum] + 2.0;
         self.variances[stratum].max(self.range * self.range * (n - 1.0) / (n * n)).max(1e-12)
@@ -184,8 +184,8 @@ fn sum_by_step(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64)
     sums
 }
 
-/// Returns the largest test statistic over all splits of the steps, and the first step after this
-/// split. Returns `None` if no split has a finite statistic.
+/// Returns the largest test statistic over all splits of the steps, and the first step after the
+/// split that has it. Returns `None` if no split has a finite statistic.
 fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
     let total: f64 = variances.iter().sum();
     let sum: f64 = residuals.iter().sum();

@@ -150,9 +150,9 @@ pub fn direct_loss(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
     Surrogate::without_clipping(-(advantage * logp - 0.5 * beta * x * x), -(advantage - beta * x))
 }
 
-/// Computes the loss −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged
-/// from its old probability by more than `below` or `above` in the direction of A (DPPO, as in
-/// verl). `divergence` is the signed divergence, positive if p has increased.
+/// Computes the loss −A sg(min(ρ, cap)) log p (DPPO, as in verl). There is no loss if the token's
+/// probability has diverged from its old probability by more than `below` or `above` in the
+/// direction of A. `divergence` is the signed divergence, positive if p has increased.
 pub fn divergence_masked_loss(
     logp: f64,
     x: f64,

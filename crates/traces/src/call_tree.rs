@@ -53,9 +53,10 @@ pub struct CallNode {
     pub versions: Vec<u64>,
     /// Sampling temperature. `None` if unknown.
     pub temperature: Option<f32>,
-    /// Text of the prompt that no earlier call contains, as the chat template renders it.
+    /// Text of the part of the prompt that no earlier call contains, as the chat template renders
+    /// it.
     pub prompt: String,
-    /// Text of the completion's reasoning.
+    /// Reasoning of the completion.
     pub reasoning: String,
     /// Text of the completion, without reasoning and tool calls.
     pub content: String,

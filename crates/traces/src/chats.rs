@@ -32,7 +32,8 @@ impl Chats {
     }
 
     /// Returns the chat format in which `agent` talks to `policy`, with its properties. If the
-    /// agent has no format, such as `writer.summary`, returns any format of the policy.
+    /// agent has no format of its own (for example `writer.summary`), returns any format of the
+    /// policy.
     pub(crate) fn find(&self, agent: &str, policy: &str) -> Option<&ChatFormat> {
         self.0.get(&(agent.to_owned(), policy.to_owned())).or_else(|| {
             let mut of_policy = self.0.iter().filter(|((_, known), _)| known == policy);

@@ -11,10 +11,9 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
 use prost::Message;
 
-/// Timeout for a response of the collector. MLflow's server needs up to a second per attempt on a
-/// busy machine.
+/// Timeout for a response. MLflow's server needs up to a second per attempt on a busy machine.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of characters of a collector's response that an error message contains.
+/// Maximum number of characters of a response that an error message contains.
 const MAX_EXCERPT_CHARS: usize = 300;
 
 /// Address and headers of an OpenTelemetry collector.
@@ -91,12 +90,12 @@ enum RequestError {
 }
 
 impl Collector {
-    /// Creates a client of a collector, without connecting to the collector.
+    /// Creates a client of a collector, without connecting to it.
     pub fn new(options: CollectorOptions) -> Self {
         Collector::with_timeout(options, RESPONSE_TIMEOUT)
     }
 
-    /// Creates a client of a collector. `timeout` is the timeout for its responses.
+    /// Creates a client of a collector with a timeout for its responses.
     pub(crate) fn with_timeout(options: CollectorOptions, timeout: Duration) -> Self {
         let config =
             ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);

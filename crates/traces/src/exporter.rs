@@ -31,7 +31,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct ExportReport {
     /// Number of attempts that the collector accepted.
     pub sent: usize,
-    /// Number of attempts that were dropped, because the queue was full or the run ended.
+    /// Number of attempts that were dropped because the queue was full or the run ended.
     pub dropped: usize,
     /// Number of attempts that the collector rejected, in part or completely.
     pub rejected: usize,

@@ -56,8 +56,7 @@ pub struct Term {
 /// A token of a sequence to train on, with its loss term.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SequenceTarget {
-    /// Index of the token in its sequence, at least 1, because the first token has no predecessor
-    /// that predicts it.
+    /// Index of the token in its sequence, at least 1, because nothing predicts the first token.
     pub index: u32,
     /// Temperature that divides the logits before the softmax, greater than 0.
     pub temperature: f32,
@@ -93,7 +92,7 @@ pub struct Node {
 pub struct Target {
     /// Index of the target token in the packed batch.
     pub token: u32,
-    /// Index in the packed batch of the token before the target in its sequence, whose hidden state
+    /// Packed index of the token before the target in its sequence. The hidden state of this token
     /// predicts the target.
     pub predictor: u32,
     /// Temperature that divides the logits before the softmax, greater than 0.
@@ -217,7 +216,7 @@ impl TreeBatch {
     }
 
     /// Checks that nodes, targets and terms are consistent, as [`TreeBatch::merge`] builds them.
-    /// For batches from other sources, such as a client.
+    /// Learners call this function for batches from other sources, such as a client.
     ///
     /// # Errors
     /// Returns [`TreeError::Malformed`] with the first inconsistency, if there is one.
@@ -300,8 +299,8 @@ impl TreeBatch {
         sequence
     }
 
-    /// Returns the indices in the packed batch of a sequence's tokens. Every sequence ends at the
-    /// end of a trie node.
+    /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie
+    /// node.
     fn packed_sequence(
         &self,
         arena: &[NodeBuilder],

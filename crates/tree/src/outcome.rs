@@ -96,8 +96,8 @@ pub struct Outcome {
     /// Message of the error that ended the attempt. `None` if no error ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Failures of tools, scorers and other components during the attempt. Only the first few are
-    /// kept.
+    /// Failures of tools, scorers or other parts of the run during the attempt. Only the first few
+    /// are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "troubles")]
     pub warnings: Vec<AttemptWarning>,
@@ -204,7 +204,7 @@ pub struct CallCounts {
     pub failed: u32,
     /// Number of calls that timed out.
     pub timeout: u32,
-    /// Number of calls, among all of the above, that the model wrote without tags.
+    /// Number of calls, of all the kinds above, that the model wrote without tags.
     #[serde(default, skip_serializing_if = "is_0")]
     pub bare: u32,
 }

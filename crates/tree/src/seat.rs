@@ -26,7 +26,7 @@ pub fn parse_seat(recorded: &str) -> Option<(&str, usize)> {
     (seat_name(agent, seat) == recorded).then_some((agent, seat))
 }
 
-/// Returns whether a recorded name contains the seat of a game.
+/// Returns whether a recorded name contains a seat.
 pub fn is_seat(recorded: &str) -> bool {
     recorded.contains(SEAT_SEPARATOR)
 }

@@ -111,8 +111,8 @@ pub struct Segment {
     pub versions: Vec<VersionRun>,
     /// Name of the agent whose conversation contains the segment.
     pub agent: String,
-    /// Name of the policy whose call recorded the segment. `versions` counts versions of its
-    /// weights, and `tokens` are ids of its vocabulary.
+    /// Name of the policy that was called. `versions` counts versions of its weights, and `tokens`
+    /// are ids of its vocabulary.
     pub policy: String,
     /// Model call that the segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
@@ -258,7 +258,7 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
-    /// Sets the agent's name of a segment. Has no effect if the segment does not exist.
+    /// Sets the name of the agent of a segment. Has no effect if the segment does not exist.
     pub fn assign(&mut self, segment: SegmentId, agent: &str) {
         if let Some(segment) = self.segments.get_mut(segment.0 as usize) {
             agent.clone_into(&mut segment.agent);

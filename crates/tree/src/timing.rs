@@ -53,9 +53,9 @@ pub enum TimedPart {
 /// A part of an attempt, with its start and duration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// Part of the attempt that was timed.
+    /// Part of the attempt.
     pub part: TimedPart,
-    /// Start and duration of the attempt's part.
+    /// Start and duration of the part.
     pub interval: TimeInterval,
 }
 

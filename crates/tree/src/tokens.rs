@@ -1,4 +1,4 @@
-//! Token ids of a sequence, stored as pieces that sequences share.
+//! Token ids of a sequence, stored as chunks that sequences share.
 //!
 //! Sequences of one attempt share its tokens in memory, from step plan to learner: a hundred forks
 //! of a long conversation store it once.
@@ -51,8 +51,7 @@ impl Tokens {
         }
     }
 
-    /// Keeps the first `len` tokens of the sequence. Has no effect if the sequence has fewer
-    /// tokens.
+    /// Keeps the first `len` tokens. Has no effect if there are fewer.
     pub fn truncate(&mut self, len: usize) {
         while self.len > len
             && let Some(last) = self.chunks.last_mut()
@@ -68,12 +67,12 @@ impl Tokens {
         }
     }
 
-    /// Returns the token ids of the sequence in order.
+    /// Returns the token ids in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
         self.chunks.iter().flat_map(|chunk| chunk.tokens().iter().copied())
     }
 
-    /// Returns the token ids of the sequence as one flat list.
+    /// Returns the token ids as one flat list.
     pub fn to_vec(&self) -> Vec<u32> {
         self.iter().collect()
     }
@@ -94,8 +93,7 @@ pub(crate) struct TokenCursor<'a> {
 }
 
 impl<'a> TokenCursor<'a> {
-    /// Returns the next token of the sequence without advancing, or `None` at the end of the
-    /// sequence.
+    /// Returns the next token without advancing, or `None` at the end of the sequence.
     pub fn first(&self) -> Option<u32> {
         self.chunks.first().map(|chunk| chunk.tokens[self.offset])
     }
@@ -143,7 +141,7 @@ impl FromIterator<u32> for Tokens {
     }
 }
 
-/// Appends the tokens as one piece.
+/// Appends the tokens as one chunk.
 impl Extend<u32> for Tokens {
     fn extend<I: IntoIterator<Item = u32>>(&mut self, tokens: I) {
         let tokens: Arc<[u32]> = tokens.into_iter().collect();
@@ -190,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// A list of tokens in pieces, some of which have more tokens than the sequence uses.
+    /// A list of tokens in chunks, some of which have more tokens than the sequence uses.
     fn chunked_tokens(chunks: &[(Vec<u32>, usize)]) -> (Tokens, Vec<u32>) {
         let mut tokens = Tokens::default();
         let mut plain = Vec::new();
@@ -206,7 +204,7 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces are read, truncated, compared and serialized like the flat list.
+        /// Chunks are read, truncated, compared and serialized like the flat list.
         #[test]
         fn token_chunks_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
             let (mut tokens, mut plain) = chunked_tokens(&ours);
@@ -234,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Sequences with the same pieces share their memory.
+    /// Sequences with the same chunks share their memory.
     #[test]
     fn sequences_share_chunks() {
         let chunk: Arc<[u32]> = vec![1, 2, 3].into();

@@ -91,10 +91,10 @@ struct OptionReader<'o> {
 }
 
 impl OptionReader<'_> {
-    /// Returns whether `rest`, the text after a stated option, retracts the option. A sentence
-    /// retracts the option if it negates the option or consists of another option's label, or if it
-    /// continues with another label ("or C"). Negations are ignored if the task asks for the wrong
-    /// option.
+    /// Returns whether `rest`, the text after a stated option, retracts the option. `rest` does so
+    /// if one of its sentences negates the option or consists of another option's label, or if the
+    /// rest of the option's own sentence adds another label ("or C"). Negations are ignored if the
+    /// task asks for the wrong option.
     fn is_option_retracted(&self, rest: &str, number: usize) -> bool {
         let is_other =
             |label: &str| self.option_with_letter(label).is_some_and(|(other, _)| other != number);
@@ -567,8 +567,8 @@ impl OptionReader<'_> {
 }
 
 /// Returns whether the word "answer" announces the speaker's own answer, judging by the words
-/// before it. An unknown adjective ("the popular answer") or a report of another person's statement
-/// ("the user says", "one would think") makes the answer foreign.
+/// before it. It does not after an unknown adjective ("the popular answer") or a report of another
+/// person's statement ("the user says", "one would think").
 fn is_own_answer(before: &str) -> bool {
     let line = last_200_chars(before).rsplit('\n').next().unwrap_or_default();
     if !OWN.is_match(line) {

@@ -6,7 +6,7 @@ use regex::Regex;
 
 use crate::pattern::pattern;
 
-/// Characters that can stand between the start of a line and the letter of an option.
+/// Characters that can precede the letter of an option.
 pub(super) const OPENING_MARKS: [char; 11] =
     [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
 /// Characters that can follow the letter of an option.

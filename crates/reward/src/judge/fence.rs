@@ -47,8 +47,8 @@ mod tests {
         }
     }
 
-    /// No prompt is known that contains the digits of its own hash, so the retry of `fence` is
-    /// tested only through `mixed`, which gives each retry other digits.
+    /// No prompt is known that contains the digits of its own hash, so the retry of `unique_fence`
+    /// is tested only through `mix_hash_bits`, which gives each retry other digits.
     #[test]
     fn mixed_hashes_are_distinct() {
         let mut all: Vec<u64> =

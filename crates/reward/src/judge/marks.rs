@@ -10,8 +10,8 @@ use crate::pattern::pattern;
 
 /// Removes tags, LaTeX commands and decoration around the words of a judge's completion. An opening
 /// tag that names a verdict becomes a label: `<score>7</score>` becomes the line "score: 7".
-/// Full-width digits become ASCII digits. Deleted text keeps its tags, so that it is not parsed as
-/// a verdict.
+/// Full-width digits become ASCII digits. Other tags stay, such as `<del>`, so that deleted text is
+/// not parsed as a verdict.
 pub(super) fn strip_verdict_markup(completion: &str) -> String {
     let text = COMMAND.replace_all(completion, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");

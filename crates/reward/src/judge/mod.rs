@@ -70,7 +70,7 @@ pub struct JudgeKeys {
     /// Maximum number of tokens of a judge's completion. The default is 1024.
     #[serde(default = "default_max_tokens")]
     pub max_tokens: usize,
-    /// Maximum number of concurrent calls of the judge. The default is 16.
+    /// Maximum number of concurrent requests to the judge. The default is 16.
     #[serde(default = "default_concurrency")]
     pub concurrency: usize,
     /// Maximum number of requests to the judge per minute. 0, the default, disables the limit.
@@ -105,10 +105,10 @@ pub enum Group {
     /// The judge returns a list with one number per answer. The range from `min` to `max` is mapped
     /// linearly to 0..=1.
     Scores {
-        /// Number of the judge that is mapped to score 0.
+        /// The judge's number that is mapped to the score 0.
         #[serde(alias = "least")]
         min: f64,
-        /// Number of the judge that is mapped to score 1.
+        /// The judge's number that is mapped to the score 1.
         #[serde(alias = "most")]
         max: f64,
     },

@@ -310,7 +310,7 @@ impl LabelRank {
 
 /// Returns whether the number at the start of a text can be a score by itself: it is not a count
 /// ("7 errors"), not conditional ("7 if complete"), not corrected ("7. No, 5"), and not the number
-/// of a list item.
+/// of a list item on a later line.
 fn is_standalone_score(text: &str) -> bool {
     let number = trim_leading_marks(text);
     let lead = text.len() - text.trim_end().len() + number.len();

@@ -36,10 +36,10 @@ pub enum Verdict {
     /// to 0..=1. A number on another scale is converted only if `min` is 0: with `max = 10`, "4/5"
     /// yields 8.
     Number {
-        /// Number of the judge that is mapped to score 0.
+        /// The judge's number that is mapped to the score 0.
         #[serde(alias = "least")]
         min: f64,
-        /// Number of the judge that is mapped to score 1.
+        /// The judge's number that is mapped to the score 1.
         #[serde(alias = "most")]
         max: f64,
     },
@@ -48,11 +48,11 @@ pub enum Verdict {
     Json {
         /// Name of the JSON field that contains the verdict.
         field: String,
-        /// Number of the judge that is mapped to score 0. The default is 0.
+        /// The judge's number that is mapped to the score 0. The default is 0.
         #[serde(default)]
         #[serde(alias = "least")]
         min: f64,
-        /// Number of the judge that is mapped to score 1. The default is 1.
+        /// The judge's number that is mapped to the score 1. The default is 1.
         #[serde(default = "default_max")]
         #[serde(alias = "most")]
         max: f64,
@@ -213,8 +213,8 @@ fn find_verdict_field(completion: &str, field: &str) -> Option<Value> {
         .flatten()
 }
 
-/// Returns whether the sentence around a JSON object includes the object: "It asks for {…}", "{…}
-/// if complete". After a colon, the end of a sentence or a mark without letters, the object is
+/// Returns whether a JSON object is part of the sentence around it: "It asks for {…}", "{…} if
+/// complete". After a colon, the end of a sentence or a mark without letters, the object is
 /// separate.
 fn is_within_sentence(before: &str, behind: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or_default();

@@ -280,7 +280,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches "correct" or "incorrect". A match of group 1 (`in`) or group 2 (`not`) negates it.
+/// Matches "correct" or "incorrect". A match of group 1 (`in`) or group 2 (`not`) negates the word.
 static WORD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely|100\s*%)\s+)?",
@@ -332,7 +332,7 @@ static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:only\s+)?except\b|(?:however|but|incorrect|wrong|false|mismatch)\b|(?:they\s+(?:do\s+)?|does\s+|do\s+)?not\s+(?:match\w*|correct|equal|the\s+same)\b)",
     ))
 });
-/// Matches a line below "Correct" that contains only a number, so that the word is a heading.
+/// Matches a line directly below "Correct" that contains only a number: the word is then a heading.
 static HEADING: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
 /// Matches words in other sentences that contradict the verdict "correct".

@@ -41,7 +41,7 @@ pub(super) enum MathConstant {
     Degree,
 }
 
-/// Functions that are evaluated by the comparison of answers.
+/// Functions that are evaluated when answers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MathFunction {
     Factorial,
@@ -123,7 +123,7 @@ impl Expr {
         }
     }
 
-    /// Returns the direct subexpressions of the expression.
+    /// Returns the direct subexpressions.
     pub fn parts(&self) -> Vec<&Expr> {
         match self {
             Expr::Number(_) | Expr::Symbol(_) | Expr::Unit(_) | Expr::Constant(_) => vec![],

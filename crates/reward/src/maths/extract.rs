@@ -398,7 +398,6 @@ fn is_hypothetical(text: &str, end: usize) -> bool {
             && doubts::is_number_supposed(&text[..end], &text[end..])
 }
 
-/// Returns the first sentence of a line.
 pub(crate) fn first_sentence_of_line(line: &str) -> &str {
     split_sentences(line).next().unwrap_or_default()
 }
@@ -465,8 +464,7 @@ fn split_sentences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the last formula of a text that has delimiters such as `$`, and the offset of the
-/// formula's end.
+/// Returns the last formula between delimiters such as `$`, and the offset of the formula's end.
 fn find_last_formula(text: &str) -> Option<(usize, &str)> {
     let marked = |open: &str, close: &str| {
         let end = text.rfind(close)?;

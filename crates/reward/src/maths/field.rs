@@ -13,8 +13,8 @@ use num_traits::{Signed, ToPrimitive, Zero};
 use super::expression::{Expr, MathConstant, MathFunction, NumberLiteral};
 use crate::Rational;
 
-/// Prime modulus of the finite field. It is below 2^61 and 3 modulo 4, and 3, 5, 7, 11 and 13 do
-/// not divide p − 1.
+/// The prime p on which the finite field is built. It is below 2^61 and 3 modulo 4, and 3, 5, 7, 11
+/// and 13 do not divide p − 1.
 const P: u64 = 2_305_843_009_213_693_487;
 
 /// Maximum argument of a factorial that is evaluated.

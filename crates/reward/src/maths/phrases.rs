@@ -419,8 +419,8 @@ impl PhraseReader<'_> {
         }
     }
 
-    /// Drops a remark in brackets after an answer: (since x > 0), (Option B), (apples). Returns
-    /// whether there was one.
+    /// Handles a remark in brackets after an answer, which is dropped or becomes part of the
+    /// answer: (since x > 0), (Option B), (apples). Returns whether there was one.
     fn drop_remark(&mut self) -> bool {
         let follows_words = self.follows_value() || matches!(self.out.last(), Some(Token::Text(_)));
         let follows = follows_words || matches!(self.out.last(), Some(Token::Letter(_)));
@@ -512,7 +512,6 @@ fn half_line_tokens(adjective: &str) -> Option<Vec<Token>> {
     })
 }
 
-/// Returns the tokens of a fraction.
 fn fraction_tokens(top: u64, bottom: u64) -> Vec<Token> {
     vec![Token::Command("frac".into()), Token::integer(top), Token::integer(bottom)]
 }

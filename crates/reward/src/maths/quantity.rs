@@ -176,7 +176,7 @@ struct UnitParser {
     power: Option<i32>,
     /// Whether the preceding word is "light", after which a year is a unit of length.
     light: bool,
-    /// Whether the preceding word is "per".
+    /// Whether a "per" precedes. The powers of all units after it are negative.
     per: bool,
     /// The last unit and its power. `None` before the first unit.
     last: Option<(&'static str, i32)>,

@@ -21,7 +21,7 @@ pub(super) struct Ratio {
     pub about: NumberDescription,
 }
 
-/// Maximum number of numbers in a ratio, such as 2 in 2 : 3.
+/// Maximum number of numbers in a ratio. The ratio 2 : 3 has two.
 const MAX_PARTS: usize = 20;
 
 /// Parses tokens as a ratio such as 2 : 3, or as a time. Returns `None` for any other tokens.

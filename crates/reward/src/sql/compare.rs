@@ -9,7 +9,7 @@ use super::run::SqlValue;
 const MAX_COMPARED: usize = 2_000_000;
 
 impl SqlValue {
-    /// Returns whether two values of query results are equal.
+    /// Returns whether two values are equal.
     ///
     /// Integers must match exactly. Floating-point numbers may have a relative difference of up to
     /// four machine epsilons, because the order of operations affects rounding. An infinity equals
@@ -29,8 +29,8 @@ impl SqlValue {
         }
     }
 
-    /// Compares two values of query results, of any kinds, to sort them. The order is total:
-    /// numbers are compared by their exact values, and the two zeros are equal.
+    /// Compares two values of any kinds, to sort them. The order is total: numbers are compared by
+    /// their exact values, and the two zeros are equal.
     fn compare_to(&self, other: &SqlValue) -> Ordering {
         match (self, other) {
             (SqlValue::Integer(a), SqlValue::Integer(b)) => a.cmp(b),
@@ -115,8 +115,8 @@ pub(super) fn results_match(
 }
 
 impl RowComparison<'_> {
-    /// Returns whether the rows of two query results are equal in the columns `want` of the one and
-    /// `found` of the other. Returns `None` if that cannot be decided.
+    /// Returns whether the rows are equal in the columns `want` of the expected result and `found`
+    /// of the other. Returns `None` if that cannot be decided.
     fn columns_match(&self, want: &[usize], found: &[usize]) -> Option<bool> {
         let same_row = |(a, b): (&Vec<SqlValue>, &Vec<SqlValue>)| {
             want.iter().zip(found).all(|(at, other)| a[*at].equals_value(&b[*other]))

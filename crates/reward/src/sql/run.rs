@@ -34,7 +34,7 @@ impl SqlValue {
         }
     }
 
-    /// Returns the number of bytes that a value of a query's result takes in memory.
+    /// Returns the number of bytes that a value takes in memory.
     fn bytes(value: ValueRef<'_>) -> usize {
         size_of::<SqlValue>()
             + match value {

@@ -82,7 +82,7 @@ pub fn turn_advantages(
     gamma: f64,
     scale_by_std: bool,
 ) -> Vec<Vec<SequenceAdvantages>> {
-    // For each rollout and path, the return from each turn on.
+    // For each rollout and sequence, the return from each turn on.
     let all: Vec<Vec<Vec<f64>>> = rollouts
         .iter()
         .map(|r| r.sequences.iter().map(|s| turn_returns(s, gamma)).collect())
@@ -99,12 +99,12 @@ pub fn turn_advantages(
         let mut latest = vec![0.0; group_indices.len()];
         for turn in 0..num_turns.unwrap_or(0) {
             // Turns are counted from the start of the sequence, even if the first turns belong to
-            // another path of the rollout.
+            // another sequence of the rollout.
             let at = |sequence: &Sequence, returns: &[f64]| {
                 turn.checked_sub(sequence.turns_before)
                     .and_then(|own| Some((own, *returns.get(own)?)))
             };
-            // A rollout with several paths is one sample: the mean of its returns.
+            // A rollout with several sequences is one sample: the mean of its returns.
             let here = |i: &usize| -> Option<f64> {
                 if turn == 0 && rollouts[*i].sequences.is_empty() {
                     return Some(rollouts[*i].score);

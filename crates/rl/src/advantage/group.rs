@@ -70,9 +70,9 @@ pub enum Compare {
     MeanOfNonzero,
     /// The baseline is the second-best score of k rollouts. An advantage is a mean over all ways to
     /// choose k rollouts of the group: the amount by which this rollout exceeds the second best if
-    /// it is the best, otherwise 0 (Walder and Karkhanis 2025, the leave-one-out estimator with
-    /// subsets of k − 1). Summed over the group, −A log p then has exactly the gradient of the
-    /// expected best of k. With k = n, only the best rollout has an advantage.
+    /// it is the best, otherwise 0. This is the leave-one-out estimator with subsets of k − 1 of
+    /// Walder and Karkhanis 2025. Summed over the group, −A log p then has exactly the gradient of
+    /// the expected best of k. With k = n, only the best rollout has an advantage.
     SecondBest {
         /// Number k of rollouts that are chosen from the group, at least 2. `None`, or a number
         /// above the group's size, means the complete group.
@@ -250,8 +250,8 @@ pub struct GroupStats {
     /// Mean over groups of the standard deviation of the group's scores. Groups of one rollout are
     /// ignored.
     pub deviation: f64,
-    /// Fraction of groups that are zero-variance groups, whose scores are all equal. Includes
-    /// groups of one rollout.
+    /// Fraction of zero-variance groups, whose scores are all equal. Includes groups of one
+    /// rollout.
     pub degenerate: f64,
 }
 

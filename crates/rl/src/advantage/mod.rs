@@ -2,12 +2,12 @@
 //!
 //! An estimator receives only *action tokens*, which are the tokens that the model sampled.
 //! Prompts, tool results and the template's tokens between them are not part of its input, so they
-//! do not count in discounting. The caller that builds a path assigns the reward of an observation
-//! to the action token before it, so no reward is lost.
+//! do not count in discounting. The caller that builds a sequence assigns the reward of an
+//! observation to the action token before it, so no reward is lost.
 //!
 //! All statistics are over rollouts; a rollout is one attempt at one task. If a rollout has several
-//! paths (an edited history, a sub-agent), it is still one sample for every estimator, and its
-//! outcome is at the end of each of its paths.
+//! sequences (an edited history, a sub-agent), it is still one sample for every estimator, and its
+//! outcome is at the end of each of its sequences.
 
 mod credit;
 mod group;
@@ -31,8 +31,8 @@ pub struct Rollout {
     pub score: f64,
     /// Components of the rollout's score, for an estimator that normalizes them separately.
     pub components: Vec<f64>,
-    /// Score of another policy (usually a greedy rollout) for the same task, for estimators that
-    /// use it as a baseline. `None` if there is no such score.
+    /// Score of another policy (usually the greedy one) for the same task, for estimators that use
+    /// it as a baseline. `None` if there is no such score.
     pub rival: Option<f64>,
     /// Upper bound of the rollout's advantage, for example 0 for a correct answer in a wrong
     /// format. `None` sets no bound.
@@ -47,7 +47,8 @@ pub struct Sequence {
     /// Number of action tokens in each turn, in order. The numbers sum to the length of the
     /// sequence.
     pub turns: Vec<usize>,
-    /// Number of earlier turns in the sequence that belong to another sequence of the rollout.
+    /// Number of earlier turns of the sequence that are trained as part of another sequence of the
+    /// rollout. `turns` does not contain them.
     pub turns_before: usize,
     /// Reward after each token: the token's immediate reward, and at the last token also the
     /// outcome.
@@ -82,7 +83,7 @@ impl Sequence {
         self.rewards.is_empty()
     }
 
-    /// Returns whether the action token at an index is trained, that is, not masked.
+    /// Returns whether the action token at index `token` is trained, that is, not masked.
     fn is_trained(&self, token: usize) -> bool {
         !self.masked.get(token).copied().unwrap_or(false)
     }

@@ -1,9 +1,9 @@
 //! The group's baseline with minimum variance at every token.
 //!
-//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts. G is the sum of rewards from t
-//! on. W is the sum of the squared norms of the scores of all tokens up to t. The squared norm of a
-//! token is 1 − 2π + Σπ², the squared norm of the gradient of log π with respect to the logits, as
-//! in verl.
+//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the sequences of the group's rollouts. G is the sum of rewards
+//! from t on. W is the sum of the squared norms of the scores of all tokens up to t. The squared
+//! norm of a token is 1 − 2π + Σπ², the squared norm of the gradient of log π with respect to the
+//! logits, as in verl.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +61,8 @@ pub fn optimal_baseline_advantages(
                 denominator[slot] += w;
             }
         }
-        // Lengths of the longest and the second longest path: between them, no other path has
-        // tokens.
+        // Lengths of the longest and the second longest sequence: between them, no other sequence
+        // has tokens.
         let mut lengths: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
         lengths.sort_unstable();
         let tail = match lengths[..] {

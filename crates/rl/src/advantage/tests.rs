@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Creates a rollout with one path and the outcome at its end.
+/// Creates a rollout with one sequence and the outcome at its end.
 fn rollout(group: u64, score: f64, turns: &[usize]) -> Rollout {
     let mut rewards = vec![0.0; turns.iter().sum()];
     if let Some(last) = rewards.last_mut() {
@@ -16,7 +16,7 @@ fn rollout(group: u64, score: f64, turns: &[usize]) -> Rollout {
     }
 }
 
-/// Returns the advantages of rollouts with one path each.
+/// Returns the advantages of rollouts with one sequence each.
 fn found(estimator: &Estimator, rollouts: &[Rollout]) -> Vec<Vec<f64>> {
     let all = estimator.advantages(rollouts).unwrap();
     all.into_iter()
@@ -92,7 +92,7 @@ fn zero_variance_groups_count_in_deviation() {
     }
 }
 
-/// Returns the rollout with a mask of its only path.
+/// Returns the rollout with a mask of its only sequence.
 fn masked(masked: &[bool], mut rollout: Rollout) -> Rollout {
     rollout.sequences[0].masked = masked.to_vec();
     rollout
@@ -165,8 +165,8 @@ fn longest_rollout_keeps_last_compared_advantage() {
     near(&found(&turns(1.0, false), &equal), &[&[0.0], &[0.0; 2]]);
 }
 
-/// Creates a path that starts after `turns_before` turns of its rollout, with a reward for each of
-/// its turns of one token.
+/// Creates a sequence that starts after `turns_before` turns of its rollout, with a reward for each
+/// of its turns of one token.
 fn path_after(turns_before: usize, rewards: &[f64]) -> Sequence {
     Sequence {
         turns: vec![1; rewards.len()],
@@ -176,8 +176,8 @@ fn path_after(turns_before: usize, rewards: &[f64]) -> Sequence {
     }
 }
 
-/// The longest rollout has two paths: the second starts at its third turn, and has the advantage of
-/// the rollout.
+/// The longest rollout has two sequences: the second starts at its third turn, and has the
+/// advantage of the rollout.
 #[test]
 fn uncompared_path_keeps_advantage_of_rollout() {
     let forked = Rollout {
@@ -239,8 +239,8 @@ fn path_without_tokens_is_empty() {
     assert_eq!(sequences.map(|path| (path.len(), path.is_empty())), [(0, true), (1, false)]);
 }
 
-/// Rewards of 1 and 3 at one turn of two paths are one sample of 2. The other rollout has 0, so the
-/// mean is 1.
+/// Rewards of 1 and 3 at one turn of two sequences are one sample of 2. The other rollout has 0, so
+/// the mean is 1.
 #[test]
 fn paths_with_same_turn_are_one_sample() {
     let sequences = vec![path_after(0, &[1.0]), path_after(0, &[3.0])];
@@ -283,9 +283,9 @@ fn optimal_baseline_weights_by_score_norm() {
     near(&found(&optimal, &rollouts), &[&[0.2, 0.2], &[-0.8, -0.8]]);
 }
 
-/// The state after a truncated path has a critic's value of 2. With γ = λ = 1/2 and values of 1/2,
-/// the second difference is 1 − 1/2 = 1/2, the first 1/4 − 1/2 = −1/4, and the first advantage −1/4
-/// + 1/8.
+/// The state after a truncated sequence has a critic's value of 2. With γ = λ = 1/2 and values of
+/// 1/2, the second difference is 1 − 1/2 = 1/2, the first 1/4 − 1/2 = −1/4, and the first advantage
+/// −1/4 + 1/8.
 #[test]
 fn gae_counts_value_of_truncated_state() {
     let values = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
@@ -298,8 +298,8 @@ fn gae_counts_value_of_truncated_state() {
     }
 }
 
-/// The second path of a rollout starts at its second turn. There, the rollout's returns of 1 and 3
-/// are one sample of 2. At the first turn its return is 1.
+/// The second sequence of a rollout starts at its second turn. There, the rollout's returns of 1
+/// and 3 are one sample of 2. At the first turn its return is 1.
 #[test]
 fn turns_compare_later_paths_by_position() {
     let forked = Rollout {
