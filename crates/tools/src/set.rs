@@ -14,16 +14,16 @@ use levade_policy::{IntervalTimer, crash_point};
 use levade_tasks::Task;
 use levade_text::{ParsedCompletion, ToolCall, ToolSpec};
 use levade_tree::CallCounts;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 use tracing::{debug, trace};
 
 use super::descriptions::{ToolDescriptions, tool_names};
 use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
-use super::tool_list::{NAME_SEPARATOR, ToolList, ToolLists};
+use super::tool_list::{NAME_SEPARATOR, ToolList, ToolLists, describe_changes};
 use super::usage::{Usage, UsageMeter};
-use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
+use super::{HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
 /// Maximum number of concurrent calls, because a completion can contain any number of calls.
@@ -32,9 +32,6 @@ const MAX_CONCURRENT_CALLS: usize = 32;
 /// Maximum size of the scorer input of a toolbox as JSON, in bytes. The complete input is recorded
 /// with the attempt.
 const MAX_SCORER_INPUT_BYTES: usize = 1 << 20;
-
-/// Maximum number of characters of an announcement of changed tools.
-const MAX_NOTE_CHARS: usize = 20_000;
 
 /// Set of toolboxes that an agent can use, each with its timeout.
 #[derive(Clone)]
@@ -533,38 +530,6 @@ impl OpenTools {
             }
         }
     }
-}
-
-/// Describes the changes from the tools `known` to the tools `now` for the model, or returns `None`
-/// if nothing has changed.
-fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
-    let new: Vec<String> =
-        now.iter().filter(|spec| is_missing(known, spec)).map(describe_spec).collect();
-    let changed: Vec<String> = now
-        .iter()
-        .filter(|spec| !is_missing(known, spec) && !known.contains(spec))
-        .map(describe_spec)
-        .collect();
-    let removed =
-        known.iter().filter(|spec| is_missing(now, spec)).map(|spec| spec.name.clone()).collect();
-    let kinds = [("New", new), ("Changed", changed), ("Gone", removed)];
-    let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
-    let lines: Vec<String> =
-        kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
-    let note = format!("\n[The tools have changed. {}]", lines.join(". "));
-    let note = ResultTruncation { characters: Some(MAX_NOTE_CHARS), ..ResultTruncation::default() }
-        .truncate(&note)
-        .unwrap_or(note);
-    (!lines.is_empty()).then_some(note)
-}
-
-fn is_missing(from: &[ToolSpec], spec: &ToolSpec) -> bool {
-    !from.iter().any(|other| other.name == spec.name)
-}
-
-fn describe_spec(spec: &ToolSpec) -> String {
-    json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
-        .to_string()
 }
 
 /// Runs the futures in `work`, up to [`MAX_CONCURRENT_CALLS`] concurrently, and returns their

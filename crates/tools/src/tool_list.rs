@@ -5,13 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use levade_tasks::Task;
 use levade_text::ToolSpec;
+use serde_json::json;
 
-use super::ToolError;
 use super::descriptions::{self, ToolDescriptions};
+use super::{ResultTruncation, ToolError};
 
 /// Separator between the name of a toolbox and the name of its tool, used if several toolboxes have
 /// a tool of the same name.
 pub(super) const NAME_SEPARATOR: &str = "__";
+
+/// Maximum number of characters of an announcement of changed tools.
+const MAX_NOTE_CHARS: usize = 20_000;
 
 /// List of an agent's tools, as the prompt shows it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -223,10 +227,40 @@ fn selected_tools(list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
     Arc::new(ToolList { specs, origins, descriptions: Arc::default() })
 }
 
+/// Describes the changes from the tools `known` to the tools `now` for the model, or returns `None`
+/// if nothing has changed.
+pub(super) fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
+    let new: Vec<String> =
+        now.iter().filter(|spec| is_missing(known, spec)).map(describe_spec).collect();
+    let changed: Vec<String> = now
+        .iter()
+        .filter(|spec| !is_missing(known, spec) && !known.contains(spec))
+        .map(describe_spec)
+        .collect();
+    let removed =
+        known.iter().filter(|spec| is_missing(now, spec)).map(|spec| spec.name.clone()).collect();
+    let kinds = [("New", new), ("Changed", changed), ("Gone", removed)];
+    let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
+    let lines: Vec<String> =
+        kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
+    let note = format!("\n[The tools have changed. {}]", lines.join(". "));
+    let note = ResultTruncation { characters: Some(MAX_NOTE_CHARS), ..ResultTruncation::default() }
+        .truncate(&note)
+        .unwrap_or(note);
+    (!lines.is_empty()).then_some(note)
+}
+
+fn is_missing(from: &[ToolSpec], spec: &ToolSpec) -> bool {
+    !from.iter().any(|other| other.name == spec.name)
+}
+
+fn describe_spec(spec: &ToolSpec) -> String {
+    json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
+        .to_string()
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn specs(names: &[&str]) -> Vec<ToolSpec> {
