@@ -476,7 +476,7 @@ impl RlKeys {
             // The end of the longest attempt has no baseline.
             Estimator::OptimalToken { bare_tail, .. } => bare_tail,
             // The mean over tokens of other groups shifts the advantages of this group.
-            Estimator::ReinforcePlusPlusBaseline { recenter: recentre, .. } => recentre,
+            Estimator::ReinforcePlusPlusBaseline { recenter, .. } => recenter,
             _ => false,
         };
         self.compares_attempts() && self.group_by != GroupBy::Step && !in_reward && !can_vary

@@ -134,19 +134,21 @@ impl CommandScorer {
         if output.code != Some(0) {
             let last =
                 output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
-            return Err(self.failure(format!("exited with {}: {last}", exit_status(output.code))));
+            return Err(self
+                .failure(format!("the program exited with {}: {last}", exit_status(output.code))));
         }
         let stdout_text = output.stdout.text();
         let Some(score) = parse_score(stdout_text.trim()) else {
             let start = excerpt(&stdout_text);
-            return Err(
-                self.failure(format!("printed {start:?}, which is neither a number nor a score"))
-            );
+            return Err(self.failure(format!(
+                "the program printed {start:?}, which is neither a number nor a score"
+            )));
         };
         if !(0.0..=1.0).contains(&score.value) {
-            return Err(
-                self.failure(format!("printed {}, but a score must be in 0..=1", score.value))
-            );
+            return Err(self.failure(format!(
+                "the program printed {}, but a score must be in 0..=1",
+                score.value
+            )));
         }
         Ok(score)
     }

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_finds_only_separate_words() {
+    fn states_answer_finds_only_separate_words() {
         for (answer, text) in [
             ("Paris", "It is Paris."),
             ("Paris", "It used to be Paris."),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_ignores_denied_answers() {
+    fn states_answer_ignores_denied_answers() {
         for text in [
             "It is not Paris.",
             "It isn't really Paris",
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_compares_value_of_number_in_context() {
+    fn states_answer_compares_value_of_number_in_context() {
         for text in [
             "about 7 million",
             "7 thousand people",
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_ignores_retracted_and_rejected_answers() {
+    fn states_answer_ignores_retracted_and_rejected_answers() {
         let mut failures = Vec::new();
         for (want, text) in [
             (false, "It is Oslo. Wait, Bergen."),
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn contains_handles_long_texts_in_linear_time() {
+    fn states_answer_handles_long_texts_in_linear_time() {
         let started = std::time::Instant::now();
         for text in ["not ", "a ", "Paris is wrong. ", "no, ", "x", "'s ", "- ", "5,"] {
             states(&text.repeat(50_000 / text.len()), "Paris in the spring");

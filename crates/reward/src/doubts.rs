@@ -254,12 +254,11 @@ pub(crate) fn is_number_supposed(before: &str, after: &str) -> bool {
     let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
     // For example `Angenommen, x = 5`.
     let earlier = &before[..before.len() - clause.len()];
-    if earlier.ends_with(',') && ends_with_variable_name(trimmed) && ends_with_supposition(earlier)
-    {
+    if earlier.ends_with(',') && is_variable_assignment(trimmed) && ends_with_supposition(earlier) {
         return true;
     }
     if let Some(rest) = JOINED_SUPPOSES.iter().find_map(|word| trimmed.strip_prefix(word))
-        && ends_with_variable_name(rest)
+        && is_variable_assignment(rest)
     {
         return true;
     }
@@ -289,7 +288,7 @@ pub(crate) fn is_number_supposed(before: &str, after: &str) -> bool {
     let behind = ["that ", "we ", "try "]
         .iter()
         .fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
-    if ends_with_variable_name(behind) {
+    if is_variable_assignment(behind) {
         return true;
     }
     // A single number is a trial value. In "check: 5", the clause starts only after the colon.
@@ -313,7 +312,7 @@ pub(crate) fn is_number_supposed(before: &str, after: &str) -> bool {
 
 /// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x
 /// =, $x_1 =.
-fn ends_with_variable_name(text: &str) -> bool {
+fn is_variable_assignment(text: &str) -> bool {
     let text = text.trim_matches([' ', '$', '\\', '(']);
     let name = text
         .strip_suffix('=')

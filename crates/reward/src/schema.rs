@@ -90,9 +90,8 @@ impl SchemaScorer {
 }
 
 fn compile_schema(schema: &Value) -> Result<Validator, ScoreError> {
-    let options = KEYWORDS.iter().fold(jsonschema::options(), |options, (name, keyword)| {
-        let keyword = *keyword;
-        options.with_keyword(*name, move |parent, limit, _| {
+    let options = KEYWORDS.into_iter().fold(jsonschema::options(), |options, keyword| {
+        options.with_keyword(keyword.name(), move |parent, limit, _| {
             let limit = Some(limit).filter(|limit| limit.is_number()).map(to_decimal);
             let is_exclusive = |name: &str| parent.get(name).and_then(Value::as_bool) == Some(true);
             // In draft 4, `exclusiveMinimum` is a Boolean next to `minimum`.
@@ -122,14 +121,27 @@ enum NumberKeyword {
     MultipleOf,
 }
 
+impl NumberKeyword {
+    /// Returns the name of the keyword in a schema.
+    fn name(self) -> &'static str {
+        match self {
+            NumberKeyword::Minimum => "minimum",
+            NumberKeyword::Maximum => "maximum",
+            NumberKeyword::ExclusiveMinimum => "exclusiveMinimum",
+            NumberKeyword::ExclusiveMaximum => "exclusiveMaximum",
+            NumberKeyword::MultipleOf => "multipleOf",
+        }
+    }
+}
+
 /// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`,
 /// so it finds that 598731845373330050.5 is at most 598731845373330050.
-const KEYWORDS: [(&str, NumberKeyword); 5] = [
-    ("minimum", NumberKeyword::Minimum),
-    ("maximum", NumberKeyword::Maximum),
-    ("exclusiveMinimum", NumberKeyword::ExclusiveMinimum),
-    ("exclusiveMaximum", NumberKeyword::ExclusiveMaximum),
-    ("multipleOf", NumberKeyword::MultipleOf),
+const KEYWORDS: [NumberKeyword; 5] = [
+    NumberKeyword::Minimum,
+    NumberKeyword::Maximum,
+    NumberKeyword::ExclusiveMinimum,
+    NumberKeyword::ExclusiveMaximum,
+    NumberKeyword::MultipleOf,
 ];
 
 /// A JSON Schema keyword that restricts a number, with its limit.
@@ -151,8 +163,8 @@ impl<'i> Keyword<'i> for KeywordLimit {
             Ok(())
         } else {
             Err(ValidationError::custom(format!(
-                "the number {instance} violates the keyword {:?}",
-                self.keyword
+                "the number {instance} violates the keyword {}",
+                self.keyword.name()
             )))
         }
     }

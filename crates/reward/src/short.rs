@@ -15,7 +15,7 @@ use crate::pattern::pattern;
 
 /// Returns a text in the Unicode form NFC. ASCII characters replace full-width characters, minus
 /// signs, hyphens, en dashes, primes and apostrophes.
-fn to_nfc_ascii(text: &str) -> String {
+fn to_nfc_narrow(text: &str) -> String {
     let narrow = |c: char| match c {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         '\u{2212}' | '\u{2010}'..='\u{2013}' => '-',
@@ -26,7 +26,7 @@ fn to_nfc_ascii(text: &str) -> String {
     text.nfc().map(narrow).collect()
 }
 
-/// Returns the form of a [`to_nfc_ascii`] text in which answers are compared.
+/// Returns the form of a [`to_nfc_narrow`] text in which answers are compared.
 ///
 /// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a
 /// number, it loses its article, quotes, markup, final punctuation and trailing zeros of the
@@ -86,7 +86,7 @@ fn is_non_ascii_mark(c: char) -> bool {
 /// punctuation and the articles a, an and the. The last word is always kept: no noun follows it, so
 /// it is not an article (vitamin A, The The).
 pub fn normalize(text: &str) -> String {
-    normalized_words(&to_nfc_ascii(text))
+    normalized_words(&to_nfc_narrow(text))
 }
 
 fn normalized_words(plain: &str) -> String {
@@ -285,7 +285,7 @@ pub(crate) struct ShortAnswer {
 
 impl ShortAnswer {
     pub fn new(text: &str, closed: bool) -> Self {
-        let written = canonical_text(&to_nfc_ascii(text));
+        let written = canonical_text(&to_nfc_narrow(text));
         let words = Some(normalized_words(&written)).filter(|words| !words.is_empty());
         ShortAnswer {
             has_words: words.is_some(),

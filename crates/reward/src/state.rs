@@ -45,12 +45,12 @@ impl Scorer for StateScorer {
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let states = self.reported_states(input.toolbox_data());
         if states.is_empty() {
-            let toolbox = match self.tool.as_str() {
+            let problem = match self.tool.as_str() {
                 "" => "no toolbox returned a state".to_owned(),
                 name => format!("toolbox {name} returned no state"),
             };
             return Err(ScoreError::Unusable(format!(
-                "{toolbox}: give the class of the tools a method `final_state`"
+                "{problem}: give the class of the tools a method `final_state`"
             )));
         }
         if !self.field.is_empty() && states.len() > 1 {

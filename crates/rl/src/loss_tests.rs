@@ -95,9 +95,9 @@ fn check_reports_first_invalid_term() {
     assert_eq!(reinforce.check(&batch(bare)), Ok(()));
     let reinforce = Loss { kl: Some(weighted), ..reinforce };
     assert_eq!(reinforce.check(&batch(bare)), Err(RlError::NoBehavior { term: 1, sequence: 7 }));
-    let of_paths = Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
+    let of_sequences = Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
     assert_eq!(
-        of_paths.check(&batch(full)),
+        of_sequences.check(&batch(full)),
         Err(RlError::NoSequenceRatio { term: 1, sequence: 7 })
     );
     let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));

@@ -31,7 +31,7 @@ fn happens(p: f64, random: &mut SplitMix) -> bool {
 }
 
 #[test]
-fn noisier_scorer_is_never_named() {
+fn noisier_scorer_is_not_reported_as_diverging() {
     let named =
         (0..200).filter(|&seed| find_divergence(&run(seed, 0.1, None), seed).is_some()).count();
     // The level of 1 in 1,000 allows 0.2 of 200 runs on average; more than 2 has p = 0.001.

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn is_packed_rejects_code() {
+    fn looks_packed_rejects_code() {
         for code in [
             "assert f(1) == 2",
             "check(f)",

@@ -10,7 +10,7 @@ use super::marks::{
     continues_on_next_line, ends_with_example_phrase, introduces_quotation, only_mentions_verdict,
     retracts_verdict,
 };
-use super::number::{parse_number_verdict as number, to_fraction};
+use super::number::{parse_number_verdict, to_fraction};
 use super::word;
 use crate::pattern::pattern;
 
@@ -98,13 +98,13 @@ impl Verdict {
                 let (right, wrong) = compile_expressions(right, wrong).ok()?;
                 verdict_of_last_match(completion, &right, &wrong)
             }
-            Verdict::Number { min, max } => number(completion, *min, *max),
+            Verdict::Number { min, max } => parse_number_verdict(completion, *min, *max),
             Verdict::Json { field, min, max } => match find_verdict_field(completion, field)? {
                 Value::Bool(yes) => Some(f64::from(u8::from(yes))),
                 Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
                     "true" | "yes" => Some(1.0),
                     "false" | "no" => Some(0.0),
-                    text => number(text, *min, *max),
+                    text => parse_number_verdict(text, *min, *max),
                 },
                 value => to_fraction(value.as_f64()?, *min, *max),
             },

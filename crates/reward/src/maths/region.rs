@@ -121,7 +121,7 @@ fn single_value(answer: &ParsedAnswer) -> Option<Expr> {
     }
 }
 
-fn finite_value(expr: &Expr) -> Option<f64> {
+fn extended_real_value(expr: &Expr) -> Option<f64> {
     match expr.infinity_sign() {
         Some(sign) => Some(f64::INFINITY * f64::from(sign)),
         None => approximate::evaluate(expr, EvaluationPoint(4))
@@ -140,12 +140,12 @@ impl Region {
         }
         let mut sized: Vec<(f64, RealSpan)> = Vec::new();
         for span in spans {
-            sized.push((finite_value(&span.from.0)?, span));
+            sized.push((extended_real_value(&span.from.0)?, span));
         }
         sized.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.from.1.cmp(&a.1.from.1)));
         let mut region = Region { variable, spans: Vec::new() };
         for (from, span) in sized {
-            let next = finite_value(&span.to.0)?;
+            let next = extended_real_value(&span.to.0)?;
             if next < from || (next == from && !(span.from.1 && span.to.1)) {
                 // An interval with its ends in the wrong order is not a region.
                 if next < from {
@@ -154,7 +154,7 @@ impl Region {
                 continue;
             }
             if let Some(last) = region.spans.last_mut() {
-                let end = finite_value(&last.to.0)?;
+                let end = extended_real_value(&last.to.0)?;
                 if end > from || (end == from && (last.to.1 || span.from.1)) {
                     if next > end {
                         last.to = span.to;
@@ -198,7 +198,7 @@ impl Region {
             for b in &other.spans {
                 let from = tighter_end(&a.from, &b.from, Ordering::Greater)?;
                 let to = tighter_end(&a.to, &b.to, Ordering::Less)?;
-                if finite_value(&from.0)? <= finite_value(&to.0)? {
+                if extended_real_value(&from.0)? <= extended_real_value(&to.0)? {
                     spans.push(RealSpan { from, to });
                 }
             }
@@ -225,7 +225,7 @@ impl Region {
 /// Returns the tighter of two ends of spans: the larger of two lower ends (`inner` is `Greater`),
 /// or the smaller of two upper ends (`Less`).
 fn tighter_end(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr, bool)> {
-    Some(match finite_value(&a.0)?.partial_cmp(&finite_value(&b.0)?)? {
+    Some(match extended_real_value(&a.0)?.partial_cmp(&extended_real_value(&b.0)?)? {
         Ordering::Equal => (a.0.clone(), a.1 && b.1),
         order if order == inner => a.clone(),
         _ => b.clone(),
@@ -299,7 +299,7 @@ impl Region {
 /// Returns the region in which `linear` has the relation `sign` to the number `bound`.
 fn half_line_region(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     let (factor, rest) = self::split_linear(linear, name)?;
-    let by = finite_value(&factor)?;
+    let by = extended_real_value(&factor)?;
     let end = Expr::Product(vec![
         Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]),
         factor.inverse(),
@@ -319,7 +319,7 @@ fn half_line_region(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Opti
 /// Returns the region in which the absolute value of `linear` has the relation `sign` to the
 /// positive number `bound`.
 fn distance_region(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
-    if finite_value(bound)? <= 0.0 {
+    if extended_real_value(bound)? <= 0.0 {
         return None;
     }
     let high = half_line_region(linear, sign, bound, name)?;
@@ -340,7 +340,8 @@ fn distance_region(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Optio
 /// `None` if it has another form or if the factor is 0.
 fn split_linear(expr: &Expr, name: &str) -> Option<(Expr, Expr)> {
     let (factor, rest) = split_variable_part(expr, name)?;
-    let factor = factor.filter(|factor| finite_value(factor).is_some_and(|size| size != 0.0))?;
+    let factor =
+        factor.filter(|factor| extended_real_value(factor).is_some_and(|size| size != 0.0))?;
     Some((factor, rest))
 }
 

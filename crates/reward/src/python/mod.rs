@@ -306,7 +306,7 @@ impl PythonScorer {
             }
             WorkerError::Exited { code, last_line } => {
                 let last = last_line.unwrap_or_else(|| "nothing on standard error".into());
-                format!("exited with {}: {last}", exit_status(code))
+                format!("its process exited with {}: {last}", exit_status(code))
             }
             WorkerError::Timeout(_) => format!("{error}, and was killed"),
             error => error.to_string(),

@@ -126,7 +126,8 @@ impl Scorer for SqlScorer {
                 let undecided = |why: &str| {
                     let query = crate::scorer::excerpt(&gold);
                     ScoreError::Unusable(format!(
-                        "cannot compare the result with the result of the expected query {query:?}: {why}"
+                        "cannot compare the result with the result of the expected query \
+                         {query:?}: {why}"
                     ))
                 };
                 let same = same.map_err(|error| undecided(&error.to_string()))?;

@@ -346,7 +346,7 @@ fn check_task_rejects_invalid_database_or_query() {
 }
 
 #[test]
-fn is_ordered_detects_outer_order_by() {
+fn orders_rows_detects_outer_order_by() {
     for (query, ordered) in [
         ("SELECT a FROM t ORDER BY a", true),
         ("select a from t order\n by a limit 1", true),

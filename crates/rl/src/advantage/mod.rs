@@ -142,7 +142,7 @@ pub enum Estimator {
         /// Whether the mean over tokens is subtracted from the advantages, too, as for
         /// [`Estimator::ReinforcePlusPlusBaseline`].
         #[serde(default)]
-        #[serde(rename(serialize = "recentre"), alias = "recentre")]
+        #[serde(rename(serialize = "recenter"), alias = "recenter")]
         recenter: bool,
     },
     /// The advantage is the return from each token on, whitened over the step's tokens
@@ -173,7 +173,7 @@ pub enum Estimator {
         /// is not 0, and shifts the advantages of zero-variance groups by an amount that depends on
         /// the length of other groups. For comparisons only.
         #[serde(default)]
-        #[serde(rename(serialize = "recentre"), alias = "recentre")]
+        #[serde(rename(serialize = "recenter"), alias = "recenter")]
         recenter: bool,
     },
     /// Generalized advantage estimation with a critic (Schulman et al. 2016).
@@ -264,7 +264,7 @@ impl Estimator {
             Estimator::Group(baseline) => {
                 Ok(broadcast_advantages(rollouts, &outcome_advantages(baseline, rollouts)?))
             }
-            Estimator::Gdpo { weights, baseline, counting, recenter: recentre } => {
+            Estimator::Gdpo { weights, baseline, counting, recenter } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
                     let parts: Vec<Rollout> = rollouts
@@ -288,7 +288,7 @@ impl Estimator {
                     rollouts,
                     broadcast_advantages(rollouts, &sums),
                     *counting,
-                    *recentre,
+                    *recenter,
                 ))
             }
             Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => {
@@ -297,10 +297,10 @@ impl Estimator {
                 });
                 Ok(whiten_advantages(rollouts, raw, *counting, true))
             }
-            Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre } => {
+            Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter } => {
                 let baseline = GroupBaseline { singleton: *singleton, ..GroupBaseline::default() };
                 let raw = broadcast_advantages(rollouts, &outcome_advantages(&baseline, rollouts)?);
-                Ok(whiten_advantages(rollouts, raw, *counting, *recentre))
+                Ok(whiten_advantages(rollouts, raw, *counting, *recenter))
             }
             Estimator::Gae { gamma, lambda, whiten } => {
                 if let Some(sequence) =

@@ -57,10 +57,10 @@ fn near(found: &[Vec<f64>], want: &[&[f64]]) {
     }
 }
 
-fn baseline(recentre: bool) -> Estimator {
+fn baseline(recenter: bool) -> Estimator {
     let singleton = Singleton::Zero;
     let counting = Counting::Exact;
-    Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre }
+    Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter }
 }
 
 /// Differences of 0.5 at one token and −0.5 at three, and 0 at the four tokens of a zero-variance

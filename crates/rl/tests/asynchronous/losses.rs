@@ -180,11 +180,11 @@ fn losses_match_areal() {
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
     let bound = Bound::Mask { low: 0.0, high: 1.5 };
     let correction = Correction { level: RatioLevel::GeometricMean, bound, normalize: false };
-    let of_paths = correction.weights(&halves, Counting::Exact).concat();
+    let of_sequences = correction.weights(&halves, Counting::Exact).concat();
     expect(
         Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 }),
         &sequences.concat(),
-        &of_paths,
+        &of_sequences,
         "gspo_seqmask1.5",
     );
     let rejection = Rejection {

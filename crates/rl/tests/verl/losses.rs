@@ -147,22 +147,22 @@ fn policy_losses_match_verl() {
     }
     f.expect_policy(PolicyLoss::Direct { beta: 0.5 }, &points, Normalizer::TokenMean, "head/dro");
 
-    let mut of_paths = points.clone();
-    of_paths.iter_mut().for_each(|sequence| prepare::set_sequence_ratios(sequence));
+    let mut of_sequences = points.clone();
+    of_sequences.iter_mut().for_each(|sequence| prepare::set_sequence_ratios(sequence));
     let ratios = f.v.list("anchor/gspo/seq_log_ratio");
-    of_paths.iter().zip(ratios).for_each(|(sequence, want)| {
-        assert_close(sequence[0].sequence_log_ratio.unwrap(), want, "ratio of a path")
+    of_sequences.iter().zip(ratios).for_each(|(sequence, want)| {
+        assert_close(sequence[0].sequence_log_ratio.unwrap(), want, "ratio of a sequence")
     });
     f.expect_policy(
         PolicyLoss::Gspo { low: 0.2, high: 0.28 },
-        &of_paths,
+        &of_sequences,
         Normalizer::RolloutMean,
         "anchor/gspo",
     );
-    let mut of_paths = points.clone();
-    of_paths.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, 0.2, 0.28));
+    let mut of_sequences = points.clone();
+    of_sequences.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, 0.2, 0.28));
     let geometric = PolicyLoss::GeometricMean { low: 0.2, high: 0.28 };
-    f.expect_policy(geometric, &of_paths, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
+    f.expect_policy(geometric, &of_sequences, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
 
     let mut all = points.concat();
     let fraction = f.v.number("head/kl_cov/kl_cov_ratio");
