@@ -4,7 +4,7 @@ use levade_policy::run_blocking;
 
 use crate::api_error::{ApiError, ErrorKind};
 
-/// Runs `work` with [`run_blocking`].
+/// Runs `work` on a thread of Tokio's blocking pool, with [`run_blocking`].
 ///
 /// # Errors
 /// Returns an [`ErrorKind::Internal`] error if the work panics.

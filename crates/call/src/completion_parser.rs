@@ -303,7 +303,7 @@ impl ClientOutput {
                         Some(blank) if text.trim().is_empty() => blank.push_str(&text),
                         blank => *blank = None,
                     }
-                    // Clients do not receive this piece, but it ends the part that earlier tokens
+                    // Clients do not receive this delta, but it ends the part that earlier tokens
                     // can belong to.
                     output.push(CompletionDelta::Aside(text));
                 }

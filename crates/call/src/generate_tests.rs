@@ -128,7 +128,7 @@ impl Attempt {
         Self::new(sampler, SamplingRule::Default(SamplingParams::default()))
     }
 
-    /// Makes a call. Returns its end and all pieces that readers received.
+    /// Makes a call. Returns its end and all deltas that readers received.
     async fn call(&self, request: Request) -> (End, Vec<CompletionDelta>) {
         let mut received = Vec::new();
         let reader = self.cast.call("solver", request).await.unwrap();

@@ -45,7 +45,7 @@ pub struct CallMetrics {
     pub ignored_keywords: AtomicU64,
     /// Durations from the start of a call to its first token.
     pub first_token: Histogram,
-    /// Durations of complete calls.
+    /// Durations from the start of a call to its end, including failed calls.
     pub duration: Histogram,
     /// Number of occurrences of each ignored request field.
     ignored_fields: Mutex<BTreeMap<String, u64>>,

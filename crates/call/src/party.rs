@@ -39,7 +39,7 @@ pub struct Party {
 /// Source of a party's completions: a sampler or a chat API.
 #[derive(Clone)]
 pub enum Backend {
-    /// A sampler, of which every sampled token is recorded.
+    /// A sampler. All tokens that it samples are recorded.
     Tokens(Arc<dyn Sampler>),
     /// A chat API, which receives messages and returns messages.
     Messages(Arc<dyn ChatApi>),

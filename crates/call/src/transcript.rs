@@ -216,7 +216,7 @@ impl Transcript {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Creates a transcript of a call without events.
+    /// Creates a transcript without events.
     pub fn new(head: Head) -> Arc<Self> {
         let count = watch::Sender::new(0);
         let readers = watch::Sender::new(ReaderState::default());

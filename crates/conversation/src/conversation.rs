@@ -125,8 +125,7 @@ struct ContinuationPoint {
     rest: String,
 }
 
-/// A prompt that is ready to be sampled. It is not recorded yet, so a call that fails leaves no
-/// trace.
+/// A rendered prompt for a sampler. It is not recorded yet, so a call that fails leaves no trace.
 #[derive(Debug, Clone)]
 pub struct PreparedPrompt {
     /// Token ids of the prompt: the recorded token ids, unchanged, and the token ids of the new

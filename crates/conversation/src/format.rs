@@ -2,8 +2,8 @@
 //! the past the template must see.
 //!
 //! Most templates render the text after a completion independently of messages long before it. A
-//! probe checks this once per template: over pasts of several depths and shapes, with and without
-//! instructions and tools, an abridged past must yield the same tokens, opened reasoning and drift
+//! probe checks this once per template, over pasts of several depths and shapes, with and without
+//! instructions and tools. An abridged past must yield the same tokens, opened reasoning and drift
 //! as the complete past. If the probe succeeds, each turn is rendered with an abridged past of one
 //! question and at most one call. Otherwise the complete past is rendered.
 
@@ -103,8 +103,8 @@ pub(crate) struct CompletionRound<'a> {
 }
 
 impl Format {
-    /// Creates a format for the model of `chat`, and tests how its chat template behaves (a probe).
-    /// The probe renders about a thousand short conversations.
+    /// Creates a format for the model of `chat`, and probes the chat template like
+    /// [`can_abridge`](Self::can_abridge). The probe renders about a thousand short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
         let format = Format::without_probe(chat, options);
         format.can_abridge();
@@ -175,8 +175,8 @@ impl Format {
         Ok(FollowingTokens { tokens, in_reasoning })
     }
 
-    /// Returns drift near the newest completion, which `following` comes after. Finds only drift
-    /// that a rendering of an abridged past shows.
+    /// Returns drift near the newest completion. `following` are the tokens after it. Finds only
+    /// drift that shows if an abridged past is rendered.
     pub(crate) fn nearby_drift(
         &self,
         round: CompletionRound<'_>,
@@ -216,8 +216,9 @@ pub(crate) fn to_messages(past: &[Arc<Message>]) -> Vec<Message> {
 }
 
 /// Returns a minimal past that replaces a complete past when a template renders the messages after
-/// it. It contains the instructions and a question, each of one word. If the past ends with a tool
-/// result, it also contains a tool call and its result. One tool replaces all tools.
+/// it. It contains the instructions and a question. If the past ends with an assistant message or a
+/// tool result, it also contains an assistant message and, in the second case, a tool result. Each
+/// message has one word, and one tool replaces all tools.
 pub(crate) fn abridge(
     past: &[Arc<Message>],
     tools: &[ToolSpec],

@@ -56,7 +56,7 @@ pub(crate) enum NodeKind {
     Root,
     /// A message from the client that is no recorded completion.
     Context(CanonicalForm),
-    /// A completion that was recorded when it was sampled.
+    /// A recorded completion, which was either sampled or demonstrated.
     RecordedCompletion(Box<CompletionRecord>),
     /// The completion in the parent node, with text that the client has appended. The node's
     /// message has the complete text.

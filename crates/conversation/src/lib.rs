@@ -64,7 +64,7 @@
 //!   ([`LateSystem`](levade_text::LateSystem)) if the template does not render them where they are.
 //!   The rule depends on the messages only, changes nothing before a completion, and is counted.
 //! - **Everything else forks**, at the first message that differs, for a [`Reason`] with a text. An
-//!   assistant message that was not sampled here becomes context, as the template renders it.
+//!   assistant message that is no recorded completion becomes context, as the template renders it.
 //!   Completions of equal requests become siblings. Agents and policies share no history.
 //! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be
 //!   prepared in parallel and dropped. [`record`](Conversation::record) writes prompt and

@@ -33,10 +33,10 @@ pub struct Fork {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The client sent the same prompt before.
+    /// The client has already sent the same prompt.
     #[serde(rename = "asked_again")]
     Repeated,
-    /// Another message was sent after the same history before.
+    /// The client has already sent another message after the same history.
     Branched,
     /// The instructions at the start of the conversation differ.
     System,
@@ -64,7 +64,7 @@ pub enum Reason {
     CallsAsText,
     /// The client merged several recorded completions into one message.
     Merged,
-    /// A recorded completion is at another position than recorded.
+    /// A completion is at another position than in the recorded history.
     Reordered,
     /// An assistant message was not recorded as a completion.
     Unrecorded,

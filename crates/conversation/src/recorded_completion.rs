@@ -4,7 +4,7 @@ use levade_policy::FinishReason;
 use levade_text::{Message, ParsedCompletion};
 use levade_tree::SegmentId;
 
-/// A sampled completion that was recorded in the conversation.
+/// A completion that was recorded in the conversation, either sampled or demonstrated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedCompletion {
     /// Segment with the completion's tokens.

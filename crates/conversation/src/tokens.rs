@@ -153,7 +153,6 @@ impl ContextTokens {
     }
 }
 
-/// Returns the length of the common prefix of two token sequences.
 fn common_prefix_length(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

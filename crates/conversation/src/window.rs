@@ -4,11 +4,11 @@
 //! - **Instructions and the newest turns stay**: everything before the first completion, and the
 //!   newest turns. A turn is a completion with the tool results and questions after it. It is
 //!   removed completely, so no tool result stands without its call, and roles keep alternating.
-//! - **A cut is a function** of the messages, the length of their prompt and the budget. Bytes
-//!   stand for tokens when messages are selected; only the rendered prompt is compared with the
-//!   budget.
-//! - **Cuts reach half of the budget**, so between two cuts at least as many tokens are new as are
-//!   rendered again.
+//! - **A truncation is a function** of the messages, the length of their prompt and the budget.
+//!   Bytes stand for tokens when messages are selected; only the rendered prompt is compared with
+//!   the budget.
+//! - **A truncation reaches half of the budget**, so between two truncations at least as many
+//!   tokens are new as are rendered again.
 //!
 //! Summaries of removed turns are calls of an agent of their own (`levade-call`).
 
@@ -83,7 +83,7 @@ const SUMMARY_HEADING: &str = "Summary of the part of this conversation that was
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Truncation {
     /// Index at which the omitted messages end. They start after the opening; the message at this
-    /// index is kept.
+    /// index is kept. 0 if no message is omitted.
     pub upto: usize,
     /// Maximum number of content bytes of shortened messages, by message index.
     pub shortened: BTreeMap<usize, usize>,

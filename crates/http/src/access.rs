@@ -1,10 +1,10 @@
 //! Access rules of a server for requests that a web page in a user's browser can cause.
 //!
 //! A server without keys trusts every client that reaches it. A web page can reach services on the
-//! user's machine in two ways: by a request to another origin, or through a name of its own that
-//! resolves to 127.0.0.1 (DNS rebinding), which makes the page same-origin. [`Access::check`]
-//! decides by `Host`, `Origin`, `Sec-Fetch-Site` and `Content-Type`, before any part of the body is
-//! read. It also returns the response headers of cross-origin resource sharing (CORS).
+//! user's machine by a request to another origin. It can also use a name of its own that resolves
+//! to 127.0.0.1 (DNS rebinding), which makes the page same-origin. [`Access::check`] decides by
+//! `Host`, `Origin`, `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read. It
+//! also returns the response headers of cross-origin resource sharing (CORS).
 //!
 //! Out of scope: keys, bodies and listening ([`service`](crate::service)), and the format of error
 //! bodies.
@@ -244,9 +244,9 @@ impl Access {
         }
     }
 
-    /// Returns the CORS headers of a response. `origin` is the origin of the request if it is
-    /// allowed. `preflight` contains the headers of a preflight request, whose response needs more
-    /// headers.
+    /// Returns the CORS headers of a response. `origin` is the origin of the request, or `None` if
+    /// it is not allowed. `preflight` contains the headers of a preflight request, whose response
+    /// needs more headers; it is `None` for other requests.
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
         match &self.origins {

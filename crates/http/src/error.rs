@@ -51,7 +51,7 @@ pub enum HttpError {
         /// Value of the response's `Content-Encoding`.
         encoding: String,
     },
-    /// The response was redirected more often than permitted.
+    /// The request was redirected more than `max` times.
     #[error("the request to {host} was redirected more than {max} times, last to {to}")]
     Redirects {
         /// Host and port of the first request.

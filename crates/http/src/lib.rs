@@ -2,10 +2,10 @@
 //!
 //! A [`Client`] keeps connections and speaks TLS. It sends requests either to every host or only to
 //! allowed [`Hosts`]. The rules are checked for the name of a host, for every address that the name
-//! resolves to, and again after every redirect, so a page cannot lead a model to a service of this
-//! machine. [`Client::send`] sends one request and returns the complete response, with a deadline
-//! and a maximum size. [`Client::request`] returns a response whose body is still to be read, for
-//! streams.
+//! resolves to, and again after every redirect. A page therefore cannot lead a model to a service
+//! of this machine. [`Client::send`] sends one request and returns the complete response, with a
+//! deadline and a maximum size. [`Client::request`] returns a response whose body is still to be
+//! read, for streams.
 //!
 //! [`Access`] and [`service`] are the server's side: which requests of web pages a server accepts,
 //! and how it reads keys and bodies, listens and stops.

@@ -97,8 +97,8 @@ impl Pool {
         }
     }
 
-    /// Reserves a slot on a worker that is ready or starting. Starts a worker if no worker is idle
-    /// and the pool may have another one.
+    /// Reserves a slot on a worker that is ready or starting. Starts another worker if no worker is
+    /// idle, no starting worker has a free slot, and the pool may have more workers.
     fn reserve_slot(&self) -> Result<Slot, WorkerError> {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.remove_ended();

@@ -40,7 +40,7 @@ pub enum WorkerError {
     /// the reason.
     #[error("{0}")]
     NotReady(String),
-    /// The worker was not ready within the handshake's timeout, which is contained.
+    /// The worker was not ready within the handshake's timeout, which the variant contains.
     #[error("the worker was still loading after {0:?}")]
     StartTimeout(Duration),
     /// The worker's process has exited.
@@ -73,7 +73,7 @@ pub enum WorkerError {
     /// The pool, or the tokio runtime that its worker ran on, has been dropped.
     #[error("the worker has stopped, because its pool was closed")]
     Closed,
-    /// The worker did not respond within the contained timeout, and the request was cancelled.
+    /// The worker did not respond within this timeout, and the request was cancelled.
     #[error("the worker did not respond within {0:?}")]
     Timeout(Duration),
 }

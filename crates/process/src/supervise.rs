@@ -115,7 +115,7 @@ fn terminate_until_exited(leader: Pid) {
     }
 }
 
-/// Waits for a signal that asks this supervisor process to exit. The program must then exit, too.
+/// Waits for a signal that asks this supervisor process, and thus its program, to exit.
 fn wait_for_end_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -213,8 +213,8 @@ impl Drop for ProcessGroup {
 }
 
 impl Child {
-    /// Returns the program's standard input, after the order for the supervisor has been sent.
-    /// Returns `None` after the first call. Dropping the input terminates a supervised program.
+    /// Sends the order to the supervisor, and returns the program's standard input. Returns `None`
+    /// after the first call. Dropping the input terminates a supervised program.
     pub async fn take_stdin(&mut self) -> Option<ChildStdin> {
         let mut stdin = self.stdin.take()?;
         // A supervisor that has exited reports the reason on the standard error.
@@ -365,7 +365,7 @@ impl ProgramRun {
         Ok(self.collect_output(code).await)
     }
 
-    /// Terminates the program, and returns its output until now.
+    /// Terminates the program, and returns its output so far.
     pub async fn stop(&mut self) -> RunOutput {
         self.child.stop().await;
         self.collect_output(None).await

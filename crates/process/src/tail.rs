@@ -143,7 +143,7 @@ impl Drop for TailReader {
 /// Maximum number of output lines that explain a failure.
 const MAX_LINES: usize = 10;
 
-/// Maximum number of characters of such a line.
+/// Maximum number of characters that are shown of an output line.
 const MAX_LINE_CHARS: usize = 300;
 
 /// Returns the lines of a program's output that best explain its failure, indented. These are the

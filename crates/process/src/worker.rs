@@ -365,7 +365,6 @@ fn parse_response(line: &[u8]) -> Result<Value, WorkerError> {
     })
 }
 
-/// Writes texts to a worker's standard input.
 async fn write_texts(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
     let Some(mut stdin) = stdin else { return };
     while let Some(text) = texts.recv().await {
@@ -376,7 +375,7 @@ async fn write_texts(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<St
     }
 }
 
-/// Reads the output lines of a worker until its output ends.
+/// Sends the lines that a worker prints to `lines`, until the worker's output ends.
 async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     let Some(stdout) = stdout else { return };
     let mut stdout = BufReader::new(stdout);

@@ -92,8 +92,8 @@ pub struct Chat {
 }
 
 impl ChatOptions {
-    /// Adds the model's special tokens, such as `bos_token`, to the template variables. Existing
-    /// variables are kept.
+    /// Adds the model's special tokens to the template variables, under their names such as
+    /// `pad_token`. Omits the names in [`ENDS`]. Existing variables are kept.
     pub(crate) fn with_token_names(mut self, special: &SpecialTokens) -> Self {
         for (name, text) in special.by_name().filter(|(name, _)| !ENDS.contains(name)) {
             self.variables.entry(name).or_insert_with(|| text.into());

@@ -1,7 +1,7 @@
 //! Formats the current date for templates.
 //!
-//! The output equals that of Python's `datetime.now().strftime(…)` on glibc, in the C locale and in
-//! UTC. No time zone database is needed.
+//! The output equals the output of Python's `datetime.now().strftime(…)` on glibc, in the C locale
+//! and in UTC. No time zone database is needed.
 
 const DAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];

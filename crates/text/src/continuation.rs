@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! **Independence of the completions**: [`Chat::continuation`] never depends on the model's text,
-//! in this turn or in an earlier one. The template receives a neutral reply in place of each
+//! in this turn or in an earlier one. The template receives a neutral message in place of each
 //! assistant message: fixed text, or calls of the tools that returned results. The function
 //! therefore fails for no completion, and the same tokens follow every completion.
 //!
@@ -134,7 +134,7 @@ impl Chat {
                 call.arguments.insert(MARKED.into(), mark.to_string().into());
                 true
             }
-            // The mark ends the reply, so it shows exactly where the following text starts,
+            // The mark ends the message, so it shows exactly where the following text starts,
             // including white space.
             None => {
                 assistant_message = Message::assistant(format!("{NEUTRAL}{mark}"));

@@ -29,8 +29,8 @@
 //! ```
 //!
 //! A [`Message`] is parsed from OpenAI API requests and serialized in the same format. A template
-//! receives messages in the format that it supports: content as text or as parts ([`Content`]),
-//! reasoning in its own field or between the model's tags, and developer messages as system
+//! receives messages in the format that it supports: content as text or as parts ([`Content`]), and
+//! reasoning in its own field or between the model's tags. Developer messages become system
 //! messages if the template does not support the developer role. All of this is determined when a
 //! chat is created.
 //!

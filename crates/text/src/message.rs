@@ -81,8 +81,8 @@ struct WireMessage {
     role: Role,
     #[serde(default)]
     content: Content,
-    /// Reasoning under its older name. Some servers, and the clients that copy them, send reasoning
-    /// under both names.
+    /// Reasoning, which can also be in `reasoning`. Some servers, and the clients that copy them,
+    /// send both fields.
     reasoning_content: Option<String>,
     reasoning: Option<Value>,
     tool_calls: Option<Vec<ToolCall>>,

@@ -1,4 +1,5 @@
-//! Finds the tags around a model's reasoning. The parser that uses them is in `reader.rs`.
+//! Finds the tags around a model's reasoning. The parser that uses them is in
+//! `completion_parser.rs`.
 
 use std::collections::BTreeSet;
 

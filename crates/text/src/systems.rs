@@ -21,7 +21,8 @@ use crate::{Message, Role};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LateSystem {
-    /// The late message is printed in its position, as a user message.
+    /// The late message is printed in its position, as a user message. It joins the user message
+    /// before or after it if the template rejects consecutive user messages.
     #[default]
     User,
     /// The late message is appended to the first system message. This changes the start of the

@@ -17,8 +17,8 @@ impl Conversation {
     /// Renders complete sequences once more at the end of a conversation, to find drift that was
     /// not near the newest completion. If there is any, turns are counted exactly, from the first
     /// turn whose complete prompt drifts. Takes as long as the template needs for a few complete
-    /// conversations. The work for forks is limited to a few times that of the longest sequence;
-    /// the longest forks are checked first.
+    /// conversations. The work for forks is limited to a few times the work for the longest
+    /// sequence; the longest forks are checked first.
     pub fn finish(&mut self) -> Vec<levade_tree::Drift> {
         let ends = last_prompts(&self.index);
         let depths = ends.iter().map(|&id| self.index.node(id).depth);

@@ -1,9 +1,10 @@
 //! Fits requests that exceed their model's context, by a context policy.
 //!
-//! A shortened request is matched, rendered and recorded like any other. The store therefore
-//! contains the prompt that the model saw, and the cut is the recorded reason of the fork. The cut
-//! is stored with the messages for which it was made. Later requests that continue these messages
-//! are cut in the same way, so they continue the fork and render only new messages.
+//! A truncated request is matched, rendered and recorded like any other. The store therefore
+//! contains the prompt that the model saw, and the truncation is the recorded reason of the fork.
+//! The truncation is stored with the messages for which it was made. Later requests that continue
+//! these messages are truncated in the same way, so they continue the fork and render only new
+//! messages.
 
 use std::borrow::Cow;
 

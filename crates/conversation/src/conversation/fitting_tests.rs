@@ -174,7 +174,7 @@ fn shortened_conversation_continues_its_recorded_prompt() {
                 Message::user(format!("{turn}: {}", "x y ".repeat(8))),
             ]);
         }
-        // Every cut makes space for several turns.
+        // Every truncation makes space for several turns.
         assert!(truncations >= 3 && truncations * 3 <= turns, "{overflow:?}: {truncations}");
         let counted = bounded.talk.conversation.counts().forked.get(&overflow.reason());
         assert_eq!(counted, Some(&truncations));

@@ -1,15 +1,15 @@
 //! Formats of tool calls, one per file.
 //!
 //! A format implements [`Syntax`]: the tags in the text, how the body of a call is found between
-//! them, and how calls are parsed and written. One parser (`reader.rs`) uses all formats, for
-//! complete and streamed completions.
+//! them, and how calls are parsed and written. One parser (`completion_parser.rs`) uses all
+//! formats, for complete and streamed completions.
 //!
 //! # Guarantees
 //! - **Every text can be parsed**, and no text is lost: a malformed call keeps its text and an
 //!   explanation.
-//! - **Round trip**: calls that [`Syntax::render`] writes can be parsed again, if the format can
-//!   represent them. If arguments stand between tags, a value cannot contain every call tag in
-//!   every position.
+//! - **Round trip**: calls that [`Syntax::render_message`] writes can be parsed again, if the
+//!   format can represent them. If arguments stand between tags, a value cannot contain every call
+//!   tag in every position.
 
 mod arguments;
 mod deepseek;

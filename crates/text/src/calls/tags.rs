@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use super::{CallTrailer, MAX_HEADER, TagEffect};
 
-/// Returns the length of the white space at the start of a text. Returns `None` if it is longer
-/// than [`MAX_HEADER`](super::MAX_HEADER).
+/// Returns the length in bytes of the white space at the start of a text. Returns `None` if it has
+/// more than [`MAX_HEADER`](super::MAX_HEADER) characters.
 pub(crate) fn skip_blank(text: &str) -> Option<usize> {
     let window = text.char_indices().take(MAX_HEADER + 1);
     let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
@@ -32,9 +32,9 @@ pub(crate) fn match_opening_tag(text: &str, tag: &str, ended: bool) -> Option<Op
     }
 }
 
-/// Returns the offset of the first tag in a call's header, and that tag. Returns `None` if more
-/// text is needed to decide, and `Some(None)` if the header contains none of `tags` or is too long.
-/// `ended` is whether the text is complete.
+/// Returns the offset of the first of `tags` in a call's header, and this tag. Returns `None` if
+/// more text is needed to decide, and `Some(None)` if the header contains no such tag or is too
+/// long. `ended` is whether the text is complete.
 pub(crate) fn find_header_end<'a>(
     text: &str,
     tags: &[&'a str],
@@ -70,7 +70,7 @@ pub(crate) fn parse_closing_tag(rest: &str, close: &str, ended: bool) -> CallTra
 #[derive(Debug, Clone)]
 pub(crate) struct TagTable {
     tags: Vec<(String, TagEffect)>,
-    /// Whether any tag starts with the byte that is the index.
+    /// Whether any tag starts with a byte, by the byte's value.
     first: [bool; 256],
 }
 

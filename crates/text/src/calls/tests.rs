@@ -76,7 +76,7 @@ fn arguments_keep_digits_from_completion_to_message() {
     }
 }
 
-/// Parses a completion that arrives in these pieces. Also returns its text.
+/// Parses a completion that arrives in these chunks. Also returns its text.
 fn read_in_chunks(
     format: CallFormat,
     chunks: &[&str],

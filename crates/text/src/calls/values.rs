@@ -124,9 +124,9 @@ fn strip_quotation_marks(name: &str, mark: char) -> Option<&str> {
 /// Splits the text after a parameter's opening tag into the value and the rest.
 ///
 /// The value ends with the first closing tag that is followed by an opening tag or the end of the
-/// call, so it may contain closing tags itself. An opening tag at the start of a line also ends it,
-/// under three conditions: the tag names a parameter (`is_parameter`), no such closing tag precedes
-/// it, and the value closes fewer tags than it opens.
+/// call, so it may contain closing tags itself. An opening tag at the start of a line also ends the
+/// value if the tag names a parameter (`is_parameter`), no such closing tag precedes it, and the
+/// value closes fewer tags than it opens.
 pub(crate) fn split_parameter_value<'a>(
     text: &'a str,
     [open, close]: [&str; 2],

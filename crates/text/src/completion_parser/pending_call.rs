@@ -22,7 +22,7 @@ impl PendingCall {
         };
         let sure = self.find_end_tag(tags, text, from, ended);
         if matches!(self.body, CallBody::Text(_)) {
-            // The format's `read` function checks whether the closing tag is present.
+            // The format's `parse_calls` checks whether the closing tag is present.
             return match &self.tag {
                 Some((tag, TagEffect::Close)) => CallEnd::Complete(tag.end, None),
                 Some((tag, _)) => CallEnd::Complete(tag.start, None),

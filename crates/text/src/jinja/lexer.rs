@@ -1,4 +1,4 @@
-//! Splits templates into pieces, and tags into tokens, like Jinja2's lexer.
+//! Splits templates into text and tags, and tags into tokens, like Jinja2's lexer.
 
 use std::borrow::Cow;
 

@@ -69,7 +69,6 @@ impl RenderBudget {
     }
 }
 
-/// Creates a template error with a message.
 pub(crate) fn template_error(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }

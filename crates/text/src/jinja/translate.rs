@@ -1,11 +1,12 @@
 //! Translates templates from Jinja2's grammar to one that the engine parses with the same meaning.
 //!
 //! The engine has no hooks on its operators. Some operators therefore become calls of functions
-//! from [`operators`](super::operators): those with additional meanings in Python (`%` formats
-//! text), those that could exhaust the memory (`+`, `~`, `*`, slices, nested containers), and those
-//! with another precedence in the engine. Macros that read `varargs` and `kwargs` receive them as
-//! parameters, and `{% generation %}` becomes a scope. Bodies that can run repeatedly start with a
-//! call that counts the text they print. White space is preserved, and thus every line number.
+//! from [`operators`](super::operators). These are the operators with additional meanings in Python
+//! (`%` formats text), with another precedence in the engine, and those that could exhaust the
+//! memory (`+`, `~`, `*`, slices, nested containers). Macros that read `varargs` and `kwargs`
+//! receive them as parameters, and `{% generation %}` becomes a scope. Bodies that can run
+//! repeatedly start with a call that counts the text they print. White space is preserved, and thus
+//! every line number.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
