@@ -12,6 +12,6 @@ pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     run_blocking(work).await.map_err(|error| {
-        ApiError::new(ErrorKind::Internal, format!("the prompt cannot be rendered: {error}"))
+        ApiError::new(ErrorKind::Internal, format!("preparing the request failed: {error}"))
     })
 }

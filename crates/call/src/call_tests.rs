@@ -111,7 +111,7 @@ fn context_budget(max_tokens: usize) -> Budget {
 }
 
 #[tokio::test]
-async fn oversized_prompt_is_rejected_without_opening_limit() {
+async fn prompt_above_context_or_budget_is_rejected() {
     let n = full_prompt().await.len();
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
         let budget = |max_tokens| Budget { max_tokens, overflow, keep: 1 };

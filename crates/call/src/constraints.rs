@@ -138,7 +138,7 @@ mod tests {
     use crate::request::Input;
 
     #[test]
-    fn find_format_field_returns_source_of_output_format() {
+    fn format_field_names_source_of_output_format() {
         let named = ToolChoice::Named("f".into());
         assert_eq!(
             field_of(Some(Constraint::JsonObject), ToolChoice::Auto),

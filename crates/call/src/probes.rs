@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contains_all_lines_requires_every_line() {
+    fn has_lines_requires_every_line() {
         let history = "<history>\nA: Hi.\nB: Hello.\n</history>";
         assert!(has_lines(history, "<history>\nA: Hi.\n</history>"));
         assert!(!has_lines(history, "<history>\nA: Hello.\n</history>"));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_question_does_not_quote_probe() {
+    fn empty_question_leaves_probe_candidate() {
         let mut probes = Probes::default();
         probes.record_completion("a", "hello".to_owned(), SegmentId(0));
         probes.probe_question("a", &[Message::user(" ")], &[tool()]);

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn abridged_tools_are_one() {
+    fn abridge_replaces_all_tools_by_one() {
         let tools = ["add", "sub"].map(crate::testing::tool);
         assert_eq!(abridge(&[], &[]).1, []);
         let names: Vec<&str> =

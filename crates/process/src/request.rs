@@ -71,7 +71,7 @@ pub enum WorkerError {
         grace: Duration,
     },
     /// The pool, or the tokio runtime that its worker ran on, has been dropped.
-    #[error("the worker has stopped, because its pool was closed")]
+    #[error("the worker has stopped, because its pool or runtime was closed")]
     Closed,
     /// The worker did not respond within this timeout, and the request was cancelled.
     #[error("the worker did not respond within {0:?}")]

@@ -63,7 +63,9 @@ pub fn supervise() -> ExitCode {
         Ok(child) => child,
         Err(_) if !order.dir.as_os_str().is_empty() && !order.dir.is_dir() => {
             let dir = order.dir.display();
-            return exit_with_error(&format!("cannot start {program}: there is no folder {dir}"));
+            return exit_with_error(&format!(
+                "cannot start {program}: there is no directory {dir}"
+            ));
         }
         Err(error) => return exit_with_error(&format!("cannot start {program}: {error}")),
     };

@@ -126,7 +126,7 @@ impl Supervisor {
             Some(log) => {
                 let other = log
                     .try_clone()
-                    .map_err(|error| format!("its log cannot be written: {error}"))?;
+                    .map_err(|error| format!("the program's log cannot be written: {error}"))?;
                 command.stdout(log).stderr(other);
             }
             None => drop(command.stdout(Stdio::piped()).stderr(Stdio::piped())),

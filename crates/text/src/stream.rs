@@ -91,7 +91,7 @@ pub struct CompletionStream {
     chat: Arc<Chat>,
     tools: Arc<[ToolSpec]>,
     decoder: StreamDecoder,
-    reader: CompletionParser,
+    parser: CompletionParser,
     speech: StretchTrimmer,
     reasoning: StretchTrimmer,
     /// Whether the text of tool calls is reported as content.
@@ -190,7 +190,7 @@ impl CompletionStream {
             chat,
             tools,
             decoder: StreamDecoder::new(),
-            reader: CompletionParser::new(in_reasoning),
+            parser: CompletionParser::new(in_reasoning),
             speech: StretchTrimmer::default(),
             reasoning: StretchTrimmer::default(),
             calls_are_text: false,
@@ -214,7 +214,7 @@ impl CompletionStream {
         let text = std::mem::take(&mut self.decoder).finish();
         let mut deltas = self.read_text(&text);
         let mut found = Vec::new();
-        self.reader.finish(self.chat.tags(), &self.tools, &mut found);
+        self.parser.finish(self.chat.tags(), &self.tools, &mut found);
         deltas.extend(self.convert_events(found));
         deltas.extend(self.end_stretches());
         deltas
@@ -232,7 +232,7 @@ impl CompletionStream {
             return Vec::new();
         }
         let mut found = Vec::new();
-        self.reader.push(self.chat.tags(), &self.tools, text, &mut found);
+        self.parser.push(self.chat.tags(), &self.tools, text, &mut found);
         self.convert_events(found)
     }
 

@@ -80,7 +80,7 @@ fn chat_that_drops_before(role: &str) -> Chat {
 }
 
 #[test]
-fn probe_past_has_results_in_every_second_round() {
+fn past_messages_alternate_tool_calls_with_answers() {
     assert_eq!(shape_of(false, 1, false), "u");
     assert_eq!(shape_of(false, 1, true), "uat");
     assert_eq!(shape_of(true, 3, true), "suatauauat");

@@ -85,7 +85,7 @@ pub struct Behavior {
 #[derive(Default)]
 struct Life {
     weights: String,
-    /// Shift of the table: a function of the loaded weights.
+    /// Number that shifts the simulated distribution. It depends on the loaded weights.
     shift: u64,
     paused: bool,
     requests: Vec<(String, Value)>,

@@ -144,7 +144,7 @@ impl Syntax for Deepseek {
         self.fenced == printed.contains(FENCE[0])
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         let (before, after): (fn(&str) -> String, String) = if self.fenced {
             (
                 |name| format!("{OPEN}function{SEPARATOR}{name}\n{}\n", FENCE[0]),
@@ -154,8 +154,8 @@ impl Syntax for Deepseek {
             (|name| format!("{OPEN}{name}{SEPARATOR}"), CLOSE.to_owned())
         };
         let between = if self.fenced { "\n" } else { "" };
-        Some(forms.calls_grammar([SECTION[0], between, SECTION[1]], |at, tool| {
-            forms.arguments_rule(at, tool, &before(&tool.name), &after)
+        Some(context.calls_grammar([SECTION[0], between, SECTION[1]], |at, tool| {
+            context.arguments_rule(at, tool, &before(&tool.name), &after)
         }))
     }
 }

@@ -95,11 +95,11 @@ impl Syntax for Glm {
         printed.contains(KEY[0]) && self.lines == printed.contains("\n<arg_key>")
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         let line = if self.lines { "\n" } else { "" };
         let close = format!("{}{line}", VALUE[1]);
-        Some(forms.calls_grammar(["", line, ""], |at, tool| {
-            forms.parameters_rule(
+        Some(context.calls_grammar(["", line, ""], |at, tool| {
+            context.parameters_rule(
                 (at, tool),
                 &format!("{OPEN}{}{line}", tool.name),
                 |key| format!("{}{key}{}{line}{}", KEY[0], KEY[1], VALUE[0]),

@@ -163,18 +163,22 @@ impl Syntax for Harmony {
         text
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         // A completion ends with its first call. Reasoning may precede it.
-        let forms = &GrammarContext { several: false, ..*forms };
-        let mut text = forms.calls_grammar(["", "", ""], |at, tool| {
+        let context = &GrammarContext { several: false, ..*context };
+        let mut text = context.calls_grammar(["", "", ""], |at, tool| {
             let header =
                 format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
-            forms.arguments_rule(at, tool, &header, "")
+            context.arguments_rule(at, tool, &header, "")
         });
-        let reasoning = forms.text_rule("thought", REASONING_TAGS[1]);
+        let reasoning = context.text_rule("thought", REASONING_TAGS[1]);
         text = text.replacen(
             "start: ",
-            &format!("start: ({} {})? ", forms.terms_for_text(REASONING_TAGS[0]), reasoning.terms),
+            &format!(
+                "start: ({} {})? ",
+                context.terms_for_text(REASONING_TAGS[0]),
+                reasoning.terms
+            ),
             1,
         );
         Some(text + &reasoning.rules)

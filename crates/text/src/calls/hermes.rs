@@ -73,11 +73,11 @@ impl Syntax for Hermes {
         content.into_iter().chain(calls.iter().map(render_call)).collect::<Vec<_>>().join("\n")
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         let tags = [format!("{OPEN}\n"), format!("\n{CLOSE}")];
         let tags = [tags[0].as_str(), tags[1].as_str()];
-        Some(forms.calls_grammar(["", "\n", ""], |at, tool| {
-            forms.object_rule((at, tool), "arguments", tags, &Value::Null)
+        Some(context.calls_grammar(["", "\n", ""], |at, tool| {
+            context.object_rule((at, tool), "arguments", tags, &Value::Null)
         }))
     }
 }

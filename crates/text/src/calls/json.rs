@@ -6,7 +6,7 @@
 //!   and escapes are checked only roughly here; the caller that parses the value checks them.
 
 /// Maximum nesting depth of arrays and objects, equal to that of `serde_json`.
-const DEEPEST: usize = 127;
+const MAX_DEPTH: usize = 127;
 
 /// Progress of scanning a JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl JsonScanner {
     fn open_container(&mut self, object: bool) -> Option<ExpectedToken> {
         self.open.push(object);
         let expect = if object { ExpectedToken::KeyOrEnd } else { ExpectedToken::ValueOrEnd };
-        (self.open.len() <= DEEPEST).then_some(expect)
+        (self.open.len() <= MAX_DEPTH).then_some(expect)
     }
 
     fn close_container(&mut self) -> ExpectedToken {
@@ -189,8 +189,8 @@ mod tests {
         ] {
             assert_eq!(follow(text), JsonProgress::Broken(at), "{text}");
         }
-        assert_eq!(follow(&"[".repeat(DEEPEST)), JsonProgress::More);
-        assert_eq!(follow(&"[".repeat(DEEPEST + 1)), JsonProgress::Broken(DEEPEST));
+        assert_eq!(follow(&"[".repeat(MAX_DEPTH)), JsonProgress::More);
+        assert_eq!(follow(&"[".repeat(MAX_DEPTH + 1)), JsonProgress::Broken(MAX_DEPTH));
     }
 
     proptest! {

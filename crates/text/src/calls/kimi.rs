@@ -98,12 +98,12 @@ impl Syntax for Kimi {
         Some(make_call_id(name, index))
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        Some(forms.calls_grammar([SECTION[0], "", SECTION[1]], |at, tool| {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
+        Some(context.calls_grammar([SECTION[0], "", SECTION[1]], |at, tool| {
             let numbered_start = Rule::default()
-                .append(forms.terms_for_text(&format!("{OPEN}functions.{}:", tool.name)));
+                .append(context.terms_for_text(&format!("{OPEN}functions.{}:", tool.name)));
             let numbered = numbered_start.append_rule(&format!("index_{at}"), "/[0-9]{1,4}/");
-            let Rule { terms, rules } = forms.arguments_rule(at, tool, ARGUMENTS, CLOSE);
+            let Rule { terms, rules } = context.arguments_rule(at, tool, ARGUMENTS, CLOSE);
             Rule { rules: numbered.rules + &rules, terms: numbered.terms + &terms }
         }))
     }

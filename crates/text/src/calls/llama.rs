@@ -107,9 +107,9 @@ impl Syntax for Llama {
         format!("{content}{tag}{}", calls.iter().map(call).collect::<Vec<_>>().join("; "))
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        Some(forms.calls_grammar(["", "; ", ""], |at, tool| {
-            forms.object_rule((at, tool), "parameters", ["", ""], &Value::Null)
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
+        Some(context.calls_grammar(["", "; ", ""], |at, tool| {
+            context.object_rule((at, tool), "parameters", ["", ""], &Value::Null)
         }))
     }
 }

@@ -92,13 +92,13 @@ impl Syntax for Minimax {
         text + SECTION[1]
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         let open = format!("{}\n", SECTION[0]);
         let end = format!("\n{}", SECTION[1]);
         let close = format!("{PARAMETER_END}\n");
-        Some(forms.calls_grammar([&open, "\n", &end], |at, tool| {
+        Some(context.calls_grammar([&open, "\n", &end], |at, tool| {
             let before = format!("{INVOKE}\"{}\">\n", tool.name);
-            forms.parameters_rule(
+            context.parameters_rule(
                 (at, tool),
                 &before,
                 |key| format!("{PARAMETER}\"{key}\">"),

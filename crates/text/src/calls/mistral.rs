@@ -163,16 +163,16 @@ impl Syntax for Mistral {
         self.named != array
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         if self.named {
-            return Some(forms.calls_grammar(["", "", ""], |at, tool| {
-                forms.arguments_rule(at, tool, &format!("{OPEN}{}{ARGUMENTS}", tool.name), "")
+            return Some(context.calls_grammar(["", "", ""], |at, tool| {
+                context.arguments_rule(at, tool, &format!("{OPEN}{}{ARGUMENTS}", tool.name), "")
             }));
         }
         let id = json!({ "id": { "type": "string", "pattern": "^[a-zA-Z0-9]{9}$" } });
         let open = format!("{OPEN}[");
-        Some(forms.calls_grammar([&open, ", ", "]"], |at, tool| {
-            forms.object_rule((at, tool), "arguments", ["", ""], &id)
+        Some(context.calls_grammar([&open, ", ", "]"], |at, tool| {
+            context.object_rule((at, tool), "arguments", ["", ""], &id)
         }))
     }
 }

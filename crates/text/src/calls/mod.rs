@@ -367,8 +367,8 @@ pub(crate) trait Syntax: Sync {
 
     /// Returns a grammar of completions that consist only of calls of these tools, in the Lark
     /// dialect of llguidance. Returns `None` if the format has no grammar.
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        let _ = forms;
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
+        let _ = context;
         None
     }
 

@@ -115,12 +115,12 @@ impl Syntax for QwenXml {
         printed.contains(FUNCTION)
     }
 
-    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, context: &GrammarContext<'_>) -> Option<String> {
         let close = format!("\n{PARAMETER_END}\n");
         let after = format!("{FUNCTION_END}\n{CLOSE}");
-        Some(forms.calls_grammar(["", "\n", ""], |at, tool| {
+        Some(context.calls_grammar(["", "\n", ""], |at, tool| {
             let before = format!("{OPEN}\n{FUNCTION}{}>\n", tool.name);
-            forms.parameters_rule(
+            context.parameters_rule(
                 (at, tool),
                 &before,
                 |key| format!("{PARAMETER}{key}>\n"),

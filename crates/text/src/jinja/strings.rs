@@ -192,7 +192,10 @@ pub(crate) fn call_string_method(
             let bound = bound(&["mapping"])?;
             let mapping = bound.required(0)?;
             if mapping.kind() != ValueKind::Map {
-                return Err(template_error("format_map: the mapping is none"));
+                return Err(template_error(format!(
+                    "format_map: the argument is of the type {}, but must be a mapping",
+                    mapping.kind()
+                )));
             }
             let named = limits::mapping_pairs(mapping)
                 .filter_map(|(key, item)| Some((key.as_str()?.to_string(), item)));
