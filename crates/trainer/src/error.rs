@@ -468,7 +468,7 @@ pub enum TrainerError {
         /// Index of the step within the phase.
         step: u32,
     },
-    /// A recorded step took a group with an attempt that the store does not contain.
+    /// A planned step took a group, but the store does not contain all attempts of the group.
     #[error("the store lacks {0}, which a planned step uses; restore the complete store")]
     MissingAttempt(AttemptSlot),
     /// Every attempt of a batch failed.

@@ -43,8 +43,8 @@ pub(crate) struct UpdateOutcome {
     pub prepare_seconds: f64,
     /// Sums of the critic's loss statistics over all updates.
     values: ForwardBackward,
-    /// Values that the critic had predicted for all trained tokens, and the returns that these
-    /// tokens got.
+    /// Values that the critic predicted for all trained tokens, and the returns that these values
+    /// should match.
     values_before: Vec<f64>,
     returns: Vec<f64>,
     /// Number of optimizer steps that changed the critic.

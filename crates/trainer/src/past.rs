@@ -75,8 +75,8 @@ pub(crate) struct PastVersionPool {
 /// The part of a pool's state that changes while the run trains.
 #[derive(Default)]
 struct PoolState {
-    /// Weight version of the trained policy when the pool last took a snapshot: the number of steps
-    /// that had trained it.
+    /// Weight version of the trained policy when the pool last took or restored snapshots: the
+    /// number of steps that had trained the policy.
     trained: u64,
     /// Results against each past version in the current phase, by version. [`PastDraw::Hardest`]
     /// selects by them.

@@ -29,8 +29,8 @@ use crate::queries::{ModelQuery, SequenceKey, query_model};
 /// The sequences of one micro-batch, as inputs of the learner.
 pub(crate) type Inputs = Vec<(SequenceKey, SequenceInput)>;
 
-/// Computes what the losses of a step's updates need: proximal log-probabilities, importance
-/// weights, and selections of tokens.
+/// Computes the inputs that the losses of a step's updates need: proximal log-probabilities,
+/// importance weights, and selections of tokens.
 pub(crate) struct UpdatePreparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
@@ -134,8 +134,8 @@ impl<'a> UpdatePreparer<'a> {
         correction.out_of_bounds_fraction(&log_ratios)
     }
 
-    /// Adds to the sequences of an update what its loss needs. `first` is true if no update has
-    /// changed the weights since the start of the step.
+    /// Adds to the sequences of an update the values that its loss needs. `first` is true if no
+    /// update has changed the weights since the start of the step.
     pub async fn prepare_update(
         &mut self,
         batches: &mut [Inputs],

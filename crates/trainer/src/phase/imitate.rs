@@ -75,8 +75,8 @@ fn render_opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError
     })
 }
 
-/// Returns a copy of a trajectory in which sampled completions are demonstrated ones. If `opening`
-/// is set, it replaces the first tokens of the conversation.
+/// Returns a copy of a trajectory in which the sampled completions are demonstrated completions. If
+/// `opening` is set, it replaces the first tokens of the conversation.
 fn to_demonstrated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajectory {
     let mut copy = Trajectory::new();
     for segment in trajectory.segments() {

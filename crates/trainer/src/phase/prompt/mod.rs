@@ -51,8 +51,8 @@ use editor::Editor;
 use search::{PromptCandidate, is_better, mean_score, rank_candidates, select_parents};
 use texts::EditorWording;
 
-/// A prompt phase in progress: an editor rewrites the prompt of an agent, and attempts with the
-/// prompts score them.
+/// A prompt phase in progress: an editor rewrites the prompt of an agent, and the scores of
+/// attempts with a prompt are the prompt's scores.
 pub(crate) struct PromptPhase {
     index: u32,
     keys: PromptKeys,
@@ -489,7 +489,8 @@ impl PromptPhase {
         made.ok_or(EarlyExit::Stopped)
     }
 
-    /// Returns the slot of attempt `n` of one purpose, for the prompt with index `index` in a step.
+    /// Returns the slot of attempt `n` of the kind `part`, for the prompt with index `index` in a
+    /// step.
     fn attempt_slot(
         &self,
         step: u32,
