@@ -244,8 +244,8 @@ impl CreditedReward {
                 .collect();
             sample.score += own_parts.into_iter().sum::<f64>();
         }
-        // A seat that could not act, for example because its player died first, still counts in
-        // the mean of its group.
+        // A seat that could not act, for example because its player died first, still counts in the
+        // mean of its group.
         let silent = |agent: &&String| {
             is_seat(agent) && samples.iter().all(|sample| sample.agent.as_ref() != Some(*agent))
         };

@@ -159,7 +159,7 @@ pub enum TrainerError {
         /// Index of a later phase, which has already started.
         later: u32,
     },
-    /// A file or a tool differs from the one with which the run started.
+    /// A file or a tool has changed since the run started.
     #[error(
         "cannot resume the run in {}: {name} of `{of}` was changed, added or removed after the \
          start. Undo the change, or start another run in a directory named with --run",

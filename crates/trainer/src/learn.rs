@@ -375,7 +375,7 @@ async fn add_reference_logprobs(
 }
 
 impl UpdateOutcome {
-    /// Adds the results to the metrics of a step, under verl's metric names where they exist.
+    /// Adds the results to the metrics of a step, under verl's metric names if they exist.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
         let updates = self.applied + self.skipped;

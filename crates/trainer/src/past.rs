@@ -465,7 +465,7 @@ mod tests {
             [1.0, 0.0, -0.1].map(|score| result(&own, score)),
             [Some((20, true)), Some((20, false)), Some((20, false)),]
         );
-        // The score is that of the past version.
+        // The score belongs to the past version.
         let other = [("wolf@1", "past"), ("good@2", "a")];
         assert_eq!(
             [1.0, -1.0].map(|score| result(&other, score)),

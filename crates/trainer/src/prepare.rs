@@ -70,8 +70,9 @@ impl<'a> UpdatePreparer<'a> {
         }
     }
 
-    /// Returns whether the recorded log-probabilities can replace those of the learner at the start
-    /// of the step: they are bitwise exact, and the current weights sampled every token.
+    /// Returns whether the recorded log-probabilities can replace the learner's log-probabilities
+    /// at the start of the step: they are bitwise exact, and the current weights sampled every
+    /// token.
     fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
         let terms =
             || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));

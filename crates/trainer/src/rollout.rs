@@ -326,8 +326,8 @@ impl SlotTries {
             store.start_attempt(&start).await?;
             let input = AttemptContext {
                 name: if number == 0 { slot.to_string() } else { format!("{slot}, try {number}") },
-                // A try after a failed one gets a separate random stream: the sampled tokens
-                // may have caused the failure of the tool.
+                // A try after a failed try gets a separate random stream, because the sampled
+                // tokens may have caused the failure of the tool.
                 stream: try_random_stream(&slot, failed),
                 ..context.clone()
             };

@@ -1,5 +1,5 @@
-//! The rules of a finished run: each attempt ended once, with the outcome that its runner
-//! reported, and was trained once.
+//! The rules of a finished run: each attempt ended once, with the outcome that its runner reported,
+//! and was trained once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
