@@ -18,7 +18,7 @@ pub struct Environment {
     pub python: String,
     /// Additional package index from which PyTorch can be installed. `None` to use only PyPI.
     pub torch_index: Option<String>,
-    /// Timeout for the complete installation.
+    /// Timeout for the installation.
     pub timeout: Duration,
 }
 
@@ -102,7 +102,7 @@ async fn run_command(host: &Host, words: &[&str]) -> anyhow::Result<()> {
 /// the package in the checkout that contains the working directory or this binary.
 ///
 /// # Errors
-/// Returns an error if the directory does not contain the package.
+/// Returns an error if no package is found.
 pub fn find_package(explicit: Option<&Path>) -> anyhow::Result<PathBuf> {
     let is_it = |dir: &PathBuf| dir.join("pyproject.toml").is_file();
     let found = match explicit {

@@ -12,7 +12,7 @@ use levade_run::cluster_learner::{SUBDIR, torchrun};
 use levade_run::{Host, display, unusable};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// The part that a machine has in the learner of a run.
+/// The part of one machine in the learner of a run.
 #[derive(Debug, Clone)]
 pub struct MachinePart {
     /// Directory of the run. It need not exist yet.
@@ -41,7 +41,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// receives the same request, and may need the processes to reach a point at which it can stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Next action of this process: to start learner processes by an order of the run, or to exit.
+/// Next action of this process: to start the learner processes that an order describes, or to exit.
 enum JoinAction {
     Follow(LaunchOrder),
     Exit(JoinOutcome),
@@ -200,7 +200,7 @@ async fn next_action(
     }
 }
 
-/// Waits until the run has another order than `order`, the run has ended, or another process has
+/// Waits until the newest order differs from `order`, the run has ended, or another process has
 /// claimed this machine's part.
 async fn wait_until_superseded(files: &OrderFiles, order: &LaunchOrder) {
     loop {

@@ -5,11 +5,11 @@
 pub struct Device {
     /// Name of the GPU model in lower case, as the option `--device` takes it.
     pub name: &'static str,
-    /// Peak bf16 rate of the GPU, in floating-point operations per second.
+    /// Peak bf16 rate, in floating-point operations per second.
     pub flops: f64,
-    /// Peak memory bandwidth of the GPU, in bytes per second.
+    /// Peak memory bandwidth, in bytes per second.
     pub bandwidth: f64,
-    /// Memory size of the GPU, in bytes.
+    /// Memory size, in bytes.
     pub memory: u64,
 }
 

@@ -10,7 +10,7 @@ pub type Bytes = u64;
 /// Size of an f32 in bytes. Trained weights, their gradients and the optimizer moments are f32.
 const F32: u64 = 4;
 
-/// Layout and settings of the learner's process group, as far as its memory depends on them.
+/// Layout and settings of the learner's process group that determine its memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learner {
     /// Number of learner processes, one per device.
@@ -44,12 +44,13 @@ pub struct Learner {
 /// Maximum number of tokens per micro-batch in a memory estimate. Larger values are clamped.
 pub const MAX_TOKENS: u64 = 1 << 24;
 
-/// Checks that the parallelism keys of the learner can split the model.
+/// Checks that the model can be split as the learner's parallelism keys `tp`, `ep` and `pp`
+/// require.
 ///
 /// # Errors
-/// Returns a message with the key and its value if the model has fewer layers than pipeline stages,
-/// if the key does not divide the number of heads or experts, or if `ep` is set for a model without
-/// experts.
+/// Returns a message with the key and its value in these cases: the model has fewer layers than
+/// pipeline stages, the key does not divide the number of heads or experts, or `ep` is above 1 for
+/// a model without experts.
 pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let tp = u64::from(keys.tp);
     let ep = u64::from(keys.ep);
@@ -146,7 +147,7 @@ impl Learner {
     }
 
     /// Returns the memory of one learner process in bytes, by purpose. If the model is split into
-    /// pipeline stages, the process is on the stage that needs the most memory.
+    /// pipeline stages, this is a process of the stage that needs the most memory.
     pub fn plan_memory(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let stages =
             self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
@@ -250,7 +251,7 @@ impl Learner {
     }
 }
 
-/// Returns the product of `factors`. The product saturates if absurdly large recipe keys would
+/// Returns the product of `factors`. It saturates if absurdly large recipe keys would make it
 /// exceed a u64.
 fn saturating_product(factors: &[u64]) -> Bytes {
     factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes

@@ -106,7 +106,8 @@ impl Shape {
     /// Returns the shape unchanged if its numbers are in range.
     ///
     /// # Errors
-    /// Returns a message that names the first number out of range.
+    /// Returns a message that names the first number out of range, or that contains the number of
+    /// parameters if the model has too many.
     fn check_limits(self) -> Result<Self, String> {
         for (name, value, limit) in [
             ("hidden_size", self.hidden, MAX_SIZE),
@@ -142,7 +143,8 @@ impl Shape {
         Ok(self)
     }
 
-    /// Creates the shape from the parsed configuration of a model on this machine.
+    /// Creates the shape from the parsed configuration of a model on this machine, whose files can
+    /// have any supported format.
     pub fn new(config: &ModelConfig) -> Self {
         Shape {
             model_type: serde_json::to_value(config.family)

@@ -30,7 +30,7 @@ pub struct Workload {
     pub running: u64,
     /// Number of devices per server (tensor parallelism).
     pub tensor: u32,
-    /// Number of servers that sample.
+    /// Number of sampling servers.
     pub samplers: u32,
     /// Number of devices that only train. 0 if the sampling devices also train.
     pub learners: u32,
@@ -47,8 +47,8 @@ pub struct Workload {
 /// Numbers of sampled and of trained attempts per step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepAttempts {
-    /// Number of sampled attempts, including baseline attempts and oversampled attempts beyond the
-    /// group size.
+    /// Number of sampled attempts. It includes attempts that only serve as a baseline for other
+    /// attempts, and oversampled attempts beyond the group size.
     pub sampled: u64,
     /// Number of attempts that the learner trains on.
     pub trained: u64,
@@ -76,7 +76,7 @@ pub fn handoff_seconds(shape: &Shape, offloaded_bytes: u64) -> f64 {
 /// Estimated numbers of tokens and durations of one training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepEstimate {
-    /// Number of tokens that are sampled in the step.
+    /// Number of sampled tokens.
     pub sampled: u64,
     /// Number of tokens that the learner computes, over all epochs. In each epoch, a prompt counts
     /// once for all attempts of its group.

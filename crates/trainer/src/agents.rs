@@ -169,7 +169,7 @@ impl NamedAgent {
         Err(TrainerError::Tool { name: name.clone(), why })
     }
 
-    /// Converts this agent into a helper agent, which the toolboxes of other agents can call.
+    /// Converts this agent into a helper, which toolboxes of other agents can call.
     fn to_helper_agent(&self, roster: &Arc<Roster>) -> HelperAgent {
         let keys = self.keys.clone();
         HelperAgent {
@@ -203,7 +203,7 @@ fn register_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
     }
 }
 
-/// Maximum numbers of sampled tokens per attempt, by the agent that performs the task.
+/// Maximum number of sampled tokens per attempt, by the agent that the task names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenLimits {
     /// Limit in tokens for tasks that do not name an agent of the run.
@@ -305,8 +305,8 @@ impl Agents {
     }
 
     /// Creates the agents of an evaluation outside of a training run. Each agent is played by the
-    /// same policies as in training. `checkpoint` determines which past versions play; it can be
-    /// `None` if the recipe has no past versions.
+    /// same policies as in training. `checkpoint` is a checkpoint of the run in `run.folder`, and
+    /// determines which past versions play. It can be `None` if the recipe has no past versions.
     ///
     /// # Errors
     /// Returns an error if the specification of an agent or one of its policies is missing, or if

@@ -20,8 +20,8 @@ pub struct TrainedStep {
     pub phase: u32,
     /// Index of the step within the phase, from 0.
     pub step: u32,
-    /// Number of finished steps of the run after this step, counted over all phases. It is the
-    /// number in the name of a checkpoint.
+    /// Number of finished steps of the run after this step, over all phases: the number in the name
+    /// of a checkpoint.
     pub global_step: u32,
     /// Name of the policy that the step trained.
     pub policy: String,

@@ -15,7 +15,7 @@ use levade_tree::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedSequence {
     pub leaf: SegmentId,
-    /// Number of earlier trained turns of this sequence that belong to another leaf's sequence.
+    /// Number of earlier turns of this sequence that are trained on another leaf's sequence.
     pub turns_before: usize,
     /// Trained turns of the sequence, in order.
     pub turns: Vec<TurnTokens>,
@@ -144,7 +144,8 @@ impl SegmentCount {
 }
 
 /// Returns the sequences of `trajectory` that together train every target segment exactly once.
-/// Masked segments stay as context for later tokens, but are no targets.
+/// Masked segments stay as context for later tokens, but are not targets, as in
+/// [`AttemptSequences::build_input`].
 pub(crate) fn trained_sequences(
     trajectory: &Trajectory,
     targets: Targets<'_>,

@@ -136,7 +136,7 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
 /// Returns the prompt texts that phases had improved when a checkpoint was written.
 ///
 /// # Errors
-/// Returns a message that names the checkpoint's file if it cannot be read.
+/// Returns a message that names the file `trainer.json` if that file cannot be read.
 pub fn improved_prompts(checkpoint: &Path) -> Result<ImprovedPrompts, String> {
     read_state(checkpoint).map(|state| state.prompts)
 }
@@ -149,7 +149,8 @@ pub(crate) struct PolicyContent<'a> {
     pub learner: &'a dyn Learner,
     /// The critic of the policy. `None` if no critic is trained.
     pub critic: Option<&'a dyn Learner>,
-    /// The reference model. `None` if its weights are the policy's or in an earlier checkpoint.
+    /// The reference model. `None` if its weights are the policy's, or are in an earlier checkpoint
+    /// that is kept.
     pub reference: Option<&'a dyn Learner>,
     /// Writes the remaining files of a model directory.
     pub write_extra_files: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
@@ -219,7 +220,8 @@ impl CheckpointDir {
         Ok(found)
     }
 
-    /// Returns the path for temporary files. [`CheckpointDir::open`] removes the files there.
+    /// Returns the path of the directory for temporary files, which [`CheckpointDir::open`]
+    /// removes.
     pub fn scratch_dir(&self) -> PathBuf {
         self.root.join(format!("{TEMPORARY}scratch"))
     }
@@ -369,7 +371,7 @@ impl CheckpointDir {
         Ok((None, damaged))
     }
 
-    /// Marks a checkpoint as the best checkpoint so far.
+    /// Marks a checkpoint as the best so far.
     pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
         let name = checkpoint.dir.file_name().unwrap_or_default().to_string_lossy();
         write_atomically(&self.root.join(BEST), format!("{name}\n").as_bytes())

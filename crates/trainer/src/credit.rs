@@ -110,8 +110,8 @@ fn credited_positions(
     }
 }
 
-/// Returns whether `by` refers to a part of the attempt in which an agent acted whose name
-/// `accepts` accepts.
+/// Returns whether the part of the attempt to which `by` refers contains a completion of an agent
+/// for whose name `accepts` returns true.
 fn is_reward_of(
     trajectory: &Trajectory,
     by: &CreditTarget,
@@ -131,8 +131,8 @@ fn is_reward_of(
     }
 }
 
-/// Returns whether the credit target `by` is a seat of a game. A seat can earn a reward without
-/// having acted.
+/// Returns whether the credit target `by` is a seat of a game, or a part of the attempt in which a
+/// seat acted. A seat can earn a reward without having acted.
 fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
     matches!(by, CreditTarget::Agent(name) if is_seat(name))
         || is_reward_of(trajectory, by, is_seat)
@@ -244,8 +244,8 @@ impl CreditedReward {
                 .collect();
             sample.score += own_parts.into_iter().sum::<f64>();
         }
-        // A seat that could not act, for example because its player died first, still counts in
-        // the mean of its group.
+        // A seat that could not act, for example because its player died first, still counts in the
+        // mean of its group.
         let silent = |agent: &&String| {
             is_seat(agent) && samples.iter().all(|sample| sample.agent.as_ref() != Some(*agent))
         };

@@ -159,7 +159,7 @@ pub enum TrainerError {
         /// Index of a later phase, which has already started.
         later: u32,
     },
-    /// A file or a tool differs from the one with which the run started.
+    /// A file or a tool has changed since the run started.
     #[error(
         "cannot resume the run in {}: {name} of `{of}` was changed, added or removed after the \
          start. Undo the change, or start another run in a directory named with --run",
@@ -468,7 +468,7 @@ pub enum TrainerError {
         /// Index of the step within the phase.
         step: u32,
     },
-    /// A recorded step took a group with an attempt that the store does not contain.
+    /// A planned step took a group, but the store does not contain all attempts of the group.
     #[error("the store lacks {0}, which a planned step uses; restore the complete store")]
     MissingAttempt(AttemptSlot),
     /// Every attempt of a batch failed.

@@ -117,7 +117,7 @@ pub struct MetricsAtK {
 /// Number of bootstrap resamples.
 pub(crate) const NUM_RESAMPLES: u32 = 10_000;
 
-/// Prefix by which the metrics of a game are recognized among the tool metrics of an attempt.
+/// Prefix of the metrics of a game, by which they are found among the tool metrics of an attempt.
 const GAME: &str = "game/";
 
 /// Number of random subsets of k attempts by which maj@k is estimated.

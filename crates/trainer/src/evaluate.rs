@@ -73,8 +73,8 @@ pub async fn evaluate(
     Ok(Some((EvalResult { phase, step, label, overall, slices: results, uncalled }, attempts)))
 }
 
-/// Finds the first completion of the first attempt whose agent has tools, and explains why the
-/// completion called none of them. Returns `None` if no agent has tools.
+/// Finds the first completion of the first attempt that sampled a token and whose agent has tools.
+/// Explains why the completion called no tool. Returns `None` if there is no such attempt.
 fn find_completion_without_call(
     rollouts: &AttemptMaker,
     wanted: &[(AttemptSlot, Task)],

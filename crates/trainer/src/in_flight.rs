@@ -76,7 +76,7 @@ pub(crate) enum AttemptEvent<K> {
 const RETRY_INTERVALS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
 /// Returns the output of a joined task, or `None` if the task was cancelled. If the task panicked,
-/// resumes the panic.
+/// resumes the panic, whose location has already been reported.
 fn unwrap_joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     match joined {
         Ok(done) => Some(done),
@@ -173,7 +173,8 @@ impl<K: Copy + Eq + Hash + Send + 'static> AttemptsInFlight<K> {
     }
 
     /// Waits for the next event of an attempt. Returns `None` if no attempt is in progress. `limit`
-    /// is the maximum wait when all attempts in progress wait for unavailable scorers.
+    /// is the maximum wait if all attempts in progress wait for unavailable scorers. `None`
+    /// disables the limit.
     ///
     /// # Errors
     /// Returns an error if the store cannot be written, or if the scorers stay unavailable for

@@ -43,8 +43,8 @@ pub(crate) struct UpdateOutcome {
     pub prepare_seconds: f64,
     /// Sums of the critic's loss statistics over all updates.
     values: ForwardBackward,
-    /// Values that the critic had predicted for all trained tokens, and the returns that these
-    /// tokens got.
+    /// Values that the critic predicted for all trained tokens, and the returns that these values
+    /// should match.
     values_before: Vec<f64>,
     returns: Vec<f64>,
     /// Number of optimizer steps that changed the critic.
@@ -375,7 +375,7 @@ async fn add_reference_logprobs(
 }
 
 impl UpdateOutcome {
-    /// Adds the results to the metrics of a step, under verl's metric names where they exist.
+    /// Adds the results to the metrics of a step, under verl's metric names if they exist.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
         let updates = self.applied + self.skipped;

@@ -17,7 +17,7 @@ use crate::progress::RunProgress;
 use crate::reporter::Reporter;
 use crate::save::save_checkpoint;
 
-/// Returns whether the current weights are those of the best evaluation so far.
+/// Returns whether the best evaluation so far was made with the current weights.
 async fn has_best_weights(run: &RunContext, progress: &RunProgress) -> Result<bool, TrainerError> {
     let Some(best) = find_best_eval(&progress.evals) else { return Ok(false) };
     let best = EvalKey { phase: best.phase, step: best.step };

@@ -36,8 +36,8 @@ impl Metrics {
         self.add(format!("{name}/min"), values.iter().copied().fold(f64::INFINITY, f64::min));
     }
 
-    /// Adds the metrics `numbers` of a policy. If `policy` is the policy's name, it becomes the
-    /// prefix of the metric names. `None` adds no prefix, in runs with one policy.
+    /// Adds the metrics `numbers` of a policy. `policy` is the prefix of the metric names: the
+    /// policy's name, or `None` for no prefix if the run trains one policy.
     pub fn extend(&mut self, policy: Option<&str>, numbers: Metrics) {
         let named =
             |name| policy.map_or_else(|| String::clone(&name), |policy| format!("{policy}/{name}"));
@@ -95,7 +95,6 @@ impl MetricsFile {
         Ok(MetricsFile { path: path.to_owned(), file })
     }
 
-    /// Appends `line` to the metrics file.
     pub fn append(&mut self, line: &Value) -> Result<(), TrainerError> {
         let text = format!("{line}\n");
         self.file.write_all(text.as_bytes()).map_err(|source| self.to_file_error("write", source))

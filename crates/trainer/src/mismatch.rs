@@ -40,7 +40,7 @@ impl MismatchClass {
 
 impl MismatchBreakdown {
     /// Adds a token: its age in versions, its position in the sequence, and the difference
-    /// |log p_proximal − log p_behaviour|.
+    /// |log p_proximal − log p_behavior|.
     pub(crate) fn add(&mut self, age: u32, position: u32, difference: f64) {
         self.ages[age.min(AGES) as usize].add(difference);
         let after = POSITION_BOUNDS.partition_point(|&start| start <= position);

@@ -49,7 +49,7 @@ pub(crate) struct RunOrigin {
     started_at: u64,
     /// Version of Levade that started the run.
     version: String,
-    /// Checksums of the task files, the model files and the task lists of environments.
+    /// Sizes and checksums of the task files, the model files and the task lists of environments.
     files: Vec<InputFile>,
     /// Tools that the agents of the tasks have. `None` if the run was started by an older build,
     /// which did not record tools.
@@ -61,7 +61,7 @@ pub(crate) struct RunOrigin {
     /// Rule that decides which tasks are duplicates or leak held-out tasks.
     #[serde(default = "legacy_matching_rule")]
     matching: MatchingRule,
-    /// Rules with which the run started, where earlier builds behaved differently.
+    /// Rules with which the run started. Earlier builds had other rules.
     #[serde(default)]
     pub rules: Rules,
 }
@@ -178,7 +178,7 @@ pub fn record_merge_source(dir: &Path, run: &Path) -> Result<(), TrainerError> {
 }
 
 /// Returns the directory of the run whose adapter was merged into the model in `dir`, or `None` if
-/// `dir` contains no merged model.
+/// `dir` contains no record of a merge.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.

@@ -75,8 +75,8 @@ pub(crate) struct PastVersionPool {
 /// The part of a pool's state that changes while the run trains.
 #[derive(Default)]
 struct PoolState {
-    /// Weight version of the trained policy when the pool last took a snapshot: the number of steps
-    /// that had trained it.
+    /// Weight version of the trained policy when the pool last took or restored snapshots: the
+    /// number of steps that had trained the policy.
     trained: u64,
     /// Results against each past version in the current phase, by version. [`PastDraw::Hardest`]
     /// selects by them.
@@ -465,7 +465,7 @@ mod tests {
             [1.0, 0.0, -0.1].map(|score| result(&own, score)),
             [Some((20, true)), Some((20, false)), Some((20, false)),]
         );
-        // The score is that of the past version.
+        // The score belongs to the past version.
         let other = [("wolf@1", "past"), ("good@2", "a")];
         assert_eq!(
             [1.0, -1.0].map(|score| result(&other, score)),

@@ -156,8 +156,8 @@ impl<'a> RolloutDraft<'a> {
     }
 
     /// Sets the weight factor of untrained turns to 0. If more than `max_turns` turns remain, keeps
-    /// a random sample of `max_turns` turns. Their factors are scaled so that the total weight
-    /// stays the same. 0 disables the limit.
+    /// a random sample of `max_turns` turns, and scales their factors so that the total weight
+    /// stays the same. `max_turns` = 0 disables the limit.
     fn select_turns(&mut self, only: &TrainFilterKeys, max_turns: usize, seed: u64) {
         let mut turn_weights: Vec<&mut f32> = Vec::new();
         for draft in &mut self.sequences {
@@ -211,7 +211,8 @@ pub(crate) struct PlanInput<'a> {
     /// Maximum number of sampled tokens per attempt: the largest limit among the agents of the
     /// training tasks. Some algorithms divide the sum over an attempt's tokens by this constant.
     pub constant_length: usize,
-    /// Coefficient of a KL penalty that is applied to rewards. 0 if there is no such penalty.
+    /// Coefficient of the KL penalty. It has no effect unless the recipe applies the penalty to
+    /// rewards.
     pub kl_coefficient: f64,
     /// The greedy baseline attempt of each group. `None` if a group has no baseline.
     pub baselines: &'a [Option<Attempt>],
@@ -393,8 +394,8 @@ impl<'a> GroupedSamples<'a> {
     }
 }
 
-/// Returns whether only other policies have training targets in a group of attempts. Such a group
-/// does not count for this policy.
+/// Returns whether other policies acted in a group of attempts that contains no target of this
+/// policy. Such a group does not count for this policy.
 fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
     let is_generated = |kind| kind != Kind::Context;

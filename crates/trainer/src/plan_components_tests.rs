@@ -118,7 +118,7 @@ fn empty_attempts_are_compared_with_each_agent() {
             .map(|sequence| sequence.advantage.iter().take(4).collect::<Vec<_>>())
             .collect::<Vec<_>>()
     };
-    // Rewards of "a" were 1, 0 and −2, with a mean of −1/3; those of "b" were 2 and −2.
+    // Rewards of "a" were 1, 0 and −2, with a mean of −1/3. Rewards of "b" were 2 and −2.
     let third = 1.0f32 / 3.0;
     assert_eq!(
         with(EmptyAttempts::Keep),

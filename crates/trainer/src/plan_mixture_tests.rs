@@ -375,7 +375,7 @@ fn match_of(sample: u32, wolf_rewards: [f64; 2], good: (&str, f64)) -> Attempt {
 }
 
 /// The plan of a policy is the same whether the policy of the other side is trained or not, and
-/// whatever the other side earns: a zero-sum game does not cancel the rewards of a side.
+/// whatever the other side earns. A zero-sum game therefore does not cancel the rewards of a side.
 #[test]
 fn plan_of_policy_ignores_opponent_seats() {
     let keys = RlKeys { group_by: GroupBy::Agent, ..keys() };

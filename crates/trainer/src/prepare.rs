@@ -29,8 +29,8 @@ use crate::queries::{ModelQuery, SequenceKey, query_model};
 /// The sequences of one micro-batch, as inputs of the learner.
 pub(crate) type Inputs = Vec<(SequenceKey, SequenceInput)>;
 
-/// Computes what the losses of a step's updates need: proximal log-probabilities, importance
-/// weights, and selections of tokens.
+/// Computes the inputs that the losses of a step's updates need: proximal log-probabilities,
+/// importance weights, and selections of tokens.
 pub(crate) struct UpdatePreparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
@@ -70,8 +70,9 @@ impl<'a> UpdatePreparer<'a> {
         }
     }
 
-    /// Returns whether the recorded log-probabilities can replace those of the learner at the start
-    /// of the step: they are bitwise exact, and the current weights sampled every token.
+    /// Returns whether the recorded log-probabilities can replace the learner's log-probabilities
+    /// at the start of the step: they are bitwise exact, and the current weights sampled every
+    /// token.
     fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
         let terms =
             || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
@@ -134,8 +135,8 @@ impl<'a> UpdatePreparer<'a> {
         correction.out_of_bounds_fraction(&log_ratios)
     }
 
-    /// Adds to the sequences of an update what its loss needs. `first` is true if no update has
-    /// changed the weights since the start of the step.
+    /// Adds to the sequences of an update the values that its loss needs. `first` is true if no
+    /// update has changed the weights since the start of the step.
     pub async fn prepare_update(
         &mut self,
         batches: &mut [Inputs],

@@ -277,7 +277,7 @@ async fn proximal_policy_is_computed_once_per_step() {
         assert!(terms(&batches).iter().all(|term| term.proximal.is_some()));
     }
     assert_eq!(*learner.queries.lock().unwrap(), 2);
-    // Means over the four tokens of log p_behaviour − log p_proximal: −0.5, 1, −3 and −0.5.
+    // Means over the four tokens of log p_behavior − log p_proximal: −0.5, 1, −3 and −0.5.
     close(preparer.mismatch().unwrap().0.kl, -3.0 / 4.0);
 }
 

@@ -12,7 +12,7 @@ use crate::TrainerError;
 /// Identifies a sequence by its attempt and leaf.
 pub(crate) type SequenceKey = (AttemptId, SegmentId);
 
-/// What a query asks of a model.
+/// Values that a query requests from a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelQuery {
     /// Log-probabilities of the trained tokens.

@@ -16,8 +16,8 @@ use crate::rollout::{AttemptMaker, AttemptWarnings};
 use crate::run_dir::LockedRunDir;
 use crate::sink::{self, Sink};
 
-/// Writes the metrics of a run to its file and its sinks, and collects failures of tools, scorers
-/// and other components around the model.
+/// Writes the metrics of a run to the metrics file and the sinks, and counts the failures of tools,
+/// scorers and other components around the model.
 pub(crate) struct Reporter {
     file: MetricsFile,
     sinks: Vec<Box<dyn Sink>>,

@@ -268,7 +268,7 @@ impl RewoundRunBuilder<'_> {
     }
 }
 
-/// Selects the attempts that a run keeps when it goes back to an earlier step.
+/// The attempts that a run keeps when it goes back to an earlier step.
 struct KeptAttempts<'a> {
     /// Phase of every group that a kept step took, and the group's position in the task order of
     /// the phase.

@@ -32,7 +32,7 @@ use crate::sessions::{SessionRecords, task_of_session};
 use crate::tracer::Tracer;
 
 /// Maximum number of lost tries of an attempt slot in this process. A further lost try counts as
-/// failed, because the attempt itself may be what ends the processes that make it.
+/// failed, because the attempt itself may end the processes that make it.
 const MAX_LOST_TRIES: u32 = 8;
 
 /// Generates attempts of agents at tasks, scores them, and records them in the store.
@@ -254,8 +254,8 @@ impl AttemptMaker {
         Ok(found)
     }
 
-    /// Records the end of a completed attempt. [`AttemptMaker::record_failed_attempts`] records
-    /// failed attempts.
+    /// Records the end of `attempt` if it is completed, and otherwise does nothing.
+    /// [`AttemptMaker::record_failed_attempts`] records failed attempts.
     pub(crate) async fn record_completed(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end_attempt(&attempt.id, &attempt.end()).await?;
@@ -326,8 +326,8 @@ impl SlotTries {
             store.start_attempt(&start).await?;
             let input = AttemptContext {
                 name: if number == 0 { slot.to_string() } else { format!("{slot}, try {number}") },
-                // A try after a failed one gets a separate random stream: the sampled tokens
-                // may have caused the failure of the tool.
+                // A try after a failed try gets a separate random stream, because the sampled
+                // tokens may have caused the failure of the tool.
                 stream: try_random_stream(&slot, failed),
                 ..context.clone()
             };

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Rules by which a run behaves differently from runs of earlier builds. `origin.json` records the
-/// rules with which a run started, so that a resumed run keeps them. The default is the behavior of
-/// builds that recorded no rules.
+/// Rules of a run that earlier builds did not have. `origin.json` records the rules with which a
+/// run started, so that a resumed run keeps them. The default is the behavior of builds that
+/// recorded no rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Rules {

@@ -2,7 +2,7 @@
 //!
 //! One process works on a run at a time. The recipe must equal the recipe of the run's start. Only
 //! keys that do not change results (threads, concurrency, checkpoint interval) and keys that make
-//! the run longer may differ (`levade_recipe`'s `compare`).
+//! the run longer may differ (see [`Recipe::difference`]).
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -120,8 +120,8 @@ impl LockedRunDir {
     /// run. Changes after this check are detected when the directory is locked.
     ///
     /// # Errors
-    /// Returns an error if the directory of a new run contains a run, if there is no run to resume,
-    /// if the store of the run to resume was in memory, or if another process works on the run.
+    /// Returns an error if the directory of a new run contains a run, if there is no run to resume
+    /// or its store was in memory, or if another process works on the run.
     pub fn check(keys: &RunKeys, start: StartMode) -> Result<(), TrainerError> {
         let root = &keys.folder;
         match (start, root.join(RECIPE).exists()) {

@@ -88,7 +88,7 @@ pub(crate) struct StepGroups {
     /// Attempts that were started for each group but do not belong to it. Empty if the step was
     /// planned by an earlier process.
     pub excluded: Vec<ExcludedAttempts>,
-    /// The greedy baseline attempt of each group. `None` if the advantage estimator uses no
+    /// The greedy baseline attempt of each group. All are `None` if the advantage estimator uses no
     /// baseline.
     pub baselines: Vec<Option<Attempt>>,
     /// Number of groups without training signal that were not replaced, because the refill budget

@@ -319,7 +319,8 @@ impl Scorers {
         self.attempt_scorers(attempt).any(|named| named.scorer.scores_groups())
     }
 
-    /// Returns whether an attempt may wait for its score. It is then recorded before it is scored.
+    /// Returns whether an attempt may wait for its score. If so, the attempt is recorded before it
+    /// has a score.
     pub(crate) fn can_defer(&self, attempt: &Attempt) -> bool {
         self.attempt_scorers(attempt)
             .any(|named| named.unscored == UnscoredEffect::Defer || named.scorer.scores_groups())
@@ -395,8 +396,8 @@ impl Scorers {
         Ok(())
     }
 
-    /// Dry-runs each scorer on a synthetic attempt at the first task to which it applies, which
-    /// `find` returns. The answer of the attempt is the expected answer of the task.
+    /// Dry-runs each scorer on a synthetic attempt at the first task to which the scorer applies.
+    /// `find` returns this task. The answer of the attempt is the expected answer of the task.
     pub(crate) async fn dry_run(
         &self,
         find: impl Fn(&dyn Fn(&Value) -> bool) -> Option<Value>,
@@ -579,8 +580,8 @@ impl Scorers {
 }
 
 impl ScoringFailure {
-    /// Returns the attempt with the consequence of this failure: it is marked as failed, or is left
-    /// out of training.
+    /// Returns the attempt with this failure as a warning, marked as failed or as left out of
+    /// training.
     pub(crate) fn apply_to(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
         let outcome = &mut attempt.outcome;
         outcome.add_warning(self.source.as_str(), self.why.as_str());

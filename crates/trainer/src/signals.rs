@@ -25,9 +25,9 @@ pub(crate) struct SequenceSignals {
     /// Value that the critic predicted for the state in which the sequence was truncated. `None` if
     /// the sequence was not truncated or no critic is used.
     pub truncation_value: Option<f32>,
-    /// Log-probabilities of the tokens under the policy's weights at the start of the step.
+    /// Log-probabilities under the policy's weights at the start of the step.
     pub logprobs: Vec<f32>,
-    /// Log-probabilities of the tokens under the reference model.
+    /// Log-probabilities under the reference model.
     pub reference: Vec<f32>,
     /// Entropies of the predicted distributions under the policy's weights at the start of the
     /// step, in nats.

@@ -18,7 +18,7 @@ const FILE: &str = "rewind.json";
 /// Schema version of `rewind.json` that this build writes and reads.
 const SCHEMA: u32 = 1;
 
-/// Contents of `rewind.json`, which a run has after it went back to an earlier step.
+/// Contents of `rewind.json`. A run has this file once it has gone back to an earlier step.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RewindRecord {
@@ -90,6 +90,7 @@ pub(crate) fn finish_rewind(root: &Path) -> Result<(), TrainerError> {
 }
 
 /// Returns the path of the directory in which a new version of the run directory `root` is built.
+/// The two directories are then exchanged.
 ///
 /// # Errors
 /// Returns an error if `root` is the root of a file system.

@@ -100,7 +100,7 @@ enum LoadedSource<'r> {
     Files(&'r FileOptions, FileTasks),
     Environment(String, TaskList),
     /// Tasks that need no check for leaks: training seeds of a game, or recorded sessions. Held-out
-    /// seeds are distinct numbers, and no session is held out.
+    /// seeds are other numbers than training seeds, and no session is held out.
     Separate(Vec<Task>),
 }
 
@@ -257,7 +257,7 @@ impl Tasks {
         Ok(Tasks { train, eval, notes, listings, records })
     }
 
-    /// Returns the names of the tasks' sources, without duplicates.
+    /// Returns the names of the sources, without duplicates.
     pub(crate) fn sources(&self) -> Vec<String> {
         let first = |source: &TrainSource| source.task(0).map(|task| task.source);
         let held_out =

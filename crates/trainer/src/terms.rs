@@ -70,14 +70,14 @@ pub struct TokenTerm {
     pub token: u32,
     /// Number of weight versions between sampling and training.
     pub age: u32,
-    /// Log-probability of the token under the weights that were trained.
+    /// Log-probability under the weights that were trained.
     pub logp: f64,
-    /// Log-probability of the token under the policy that sampled it. `None` if it is unknown.
+    /// Log-probability under the policy that sampled the token. `None` if it is unknown.
     pub behavior: Option<f64>,
-    /// Log-probability of the token under the proximal policy, which may be interpolated. `None` if
-    /// the loss has no proximal policy.
+    /// Log-probability under the proximal policy, which may be interpolated. `None` if the loss has
+    /// no proximal policy.
     pub proximal: Option<f64>,
-    /// Log-probability of the token under the reference. `None` if the loss has no reference.
+    /// Log-probability under the reference. `None` if the loss has no reference.
     pub reference: Option<f64>,
     /// Ratio of the token's probability to its probability under the old policy.
     pub ratio: f64,
@@ -86,9 +86,9 @@ pub struct TokenTerm {
     /// Whether the token was selected within its update, for losses that treat selected tokens
     /// differently.
     pub marked: bool,
-    /// Whether the clipping bound was active for the token.
+    /// Whether the clipping bound was active.
     pub clipped: bool,
-    /// Whether the dual-clipping bound was active for the token.
+    /// Whether the dual-clipping bound was active.
     pub dual_clipped: bool,
     /// Whether the policy loss of the token is left out, because of a trust region, a selection or
     /// an importance weight of 0.

@@ -14,7 +14,7 @@ use crate::agents::Agents;
 use crate::error::TrainerError;
 use crate::sink::mlflow_experiment;
 
-/// Records the times of a run's attempts as they end, and sends traces of the attempts to a
+/// Records the times of a run's attempts as the attempts end, and sends traces of them to a
 /// collector. Clones share the file and the collector. The default tracer ignores all attempts.
 #[derive(Clone, Default)]
 pub struct Tracer {

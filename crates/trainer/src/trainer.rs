@@ -87,8 +87,8 @@ pub enum RunEnd {
 pub struct Summary {
     /// All evaluations of the run in order, from before training to after the last phase.
     pub evals: Vec<EvalResult>,
-    /// Gain in the mean score from each compared evaluation to the next, usually one for each
-    /// phase.
+    /// Gains in the mean score, one for each phase that was evaluated: from the evaluation before
+    /// the phase to its last evaluation.
     pub gains: Vec<ScoreGain>,
     /// Last checkpoint. `None` if the recipe has no phases.
     pub checkpoint: Option<PathBuf>,
@@ -97,7 +97,7 @@ pub struct Summary {
     pub best: Option<BestCheckpoint>,
     /// Number of finished steps over all phases.
     pub steps: u32,
-    /// Duration of this process's part of the run. The time of earlier processes is not included.
+    /// Duration of the run in this process. The time of earlier processes is not included.
     pub elapsed: Duration,
     /// Failures of components around the model during the run, such as failed tool calls.
     pub warnings: AttemptWarnings,

@@ -136,8 +136,8 @@ const STEPS: usize = 6;
 const LENGTH_STREAM: u64 = 1;
 
 enum SimulationEvent {
-    /// A completion ends on the sampler with this index. The event is ignored if the sampler's
-    /// count of changes differs from the second value.
+    /// A completion ends on the sampler with this index. The second value is the sampler's count of
+    /// changes when the event was scheduled. If the count has changed since, the event is ignored.
     Completion(usize, u64),
     /// The tool call of the attempt with this index has ended.
     Tool(usize),

@@ -73,9 +73,9 @@ pub(super) fn add_baseline_metrics(baselines: &[Attempt], missing: usize, metric
 }
 
 /// Adds the mean number of sampled tokens per attempt over the groups (`groups`), and over all
-/// attempts that were started for them, if attempts were oversampled. A cancelled attempt counts as
-/// long as the longest attempt of its group. It was still running when the group was complete, so
-/// the second mean is a lower bound.
+/// attempts that were started for them, if attempts were oversampled. A cancelled attempt is
+/// counted with the length of the longest attempt in its group. The cancelled attempt was still
+/// running when the group was complete, so the second mean is a lower bound.
 pub(super) fn add_oversampling_metrics(
     groups: &[Vec<usize>],
     excluded: &[ExcludedAttempts],

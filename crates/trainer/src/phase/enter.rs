@@ -8,7 +8,7 @@ use crate::progress::RunProgress;
 
 /// Loads the models with which a phase starts. The optimizer is reset, and the reference of a KL
 /// penalty gets the weights at the start of the phase. If the run resumes within the phase, only
-/// the reference is loaded.
+/// the reference is loaded here.
 ///
 /// # Errors
 /// Returns an error if the checkpoint at the end of the previous phase is missing or damaged, or if

@@ -1,5 +1,5 @@
 //! Copies attempts as demonstrations. Sampled completions become targets of imitation, and another
-//! system prompt can take the place of the one that the model saw.
+//! system prompt can replace the system prompt that the model saw.
 //!
 //! A copy is an attempt of its own in the record: the same try, in step 1 of the demonstrations.
 //! The original is in step 0, as it was sampled.
@@ -75,8 +75,8 @@ fn render_opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError
     })
 }
 
-/// Returns a copy of a trajectory in which sampled completions are demonstrated ones. If `opening`
-/// is set, it replaces the first tokens of the conversation.
+/// Returns a copy of a trajectory in which the sampled completions are demonstrated completions. If
+/// `opening` is set, it replaces the first tokens of the conversation.
 fn to_demonstrated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajectory {
     let mut copy = Trajectory::new();
     for segment in trajectory.segments() {
@@ -91,8 +91,8 @@ fn to_demonstrated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Tr
             let demonstrated = Segment::demonstrated(parent, segment.tokens, turn);
             segment = Segment { after, agent, policy, ..demonstrated };
         }
-        // Segments refer to earlier ones, of which the copy has the same number of tokens: only an
-        // opening that no branch begins within gets another length.
+        // Segments refer to token positions in earlier segments. The copy of an earlier segment has
+        // the same number of tokens, except a replaced opening, within which no branch starts.
         copy.push(segment).expect("a copied segment has the parent of its original");
     }
     copy

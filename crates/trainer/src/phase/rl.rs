@@ -268,7 +268,7 @@ async fn run_alongside<T>(
     }
 }
 
-/// The parts of a phase and its run that plan and train a step.
+/// The parts of a phase and its run that are needed to plan and train a step.
 struct PhaseContext<'a> {
     phase: &'a Phase,
     index: u32,
@@ -338,8 +338,9 @@ impl PhaseContext<'_> {
         metrics
     }
 
-    /// Returns the coefficient of a KL penalty that is applied to rewards: the recipe's coefficient
-    /// or, if the penalty is adaptive, the coefficient that follows from the previous step.
+    /// Returns the coefficient of the phase's KL penalty: the recipe's coefficient or, if the
+    /// penalty is adaptive, the coefficient that follows from the previous step. Returns 0 if the
+    /// phase has no KL penalty.
     async fn kl_coefficient(&self, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {

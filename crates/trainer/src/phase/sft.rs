@@ -113,7 +113,7 @@ pub(super) fn solution_demonstrations(
     Ok(found)
 }
 
-/// Records demonstrations in the store, and returns them.
+/// Records demonstrations, and returns them.
 ///
 /// # Errors
 /// Returns [`TrainerError::Withdrawn`] if a demonstration was withdrawn, and
@@ -188,8 +188,8 @@ impl SftPhase {
         Ok(SftPhase { phase, index, keys, demonstrations })
     }
 
-    /// Returns the system prompt that the agent gets from this phase, or `None` if the phase sets
-    /// no system prompt.
+    /// Returns the system prompt that the agent uses from the first step of this phase on, or
+    /// `None` if the phase sets no system prompt.
     pub fn improved_prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
         let text = self.keys.system.clone()?;
         let version = u32::from(text != recipe.agent.system);

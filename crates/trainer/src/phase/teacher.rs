@@ -114,9 +114,9 @@ fn demonstration_tasks<'t>(
     tasks.filter(can_be)
 }
 
-/// Checks that a phase will find enough sessions or completions in its tasks' rows, and that the
-/// completions can be parsed. Demonstrations of an external policy are not checked, because the
-/// policy is not called.
+/// Checks that a phase will find enough sessions, or enough completions in the rows of its tasks,
+/// and that the completions can be parsed. Demonstrations of an external policy are not checked,
+/// because the policy is not called.
 ///
 /// # Errors
 /// Returns an error if there are too few demonstrations, or if a completion cannot be parsed.

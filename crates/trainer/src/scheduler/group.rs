@@ -7,7 +7,7 @@ use super::*;
 pub(super) enum GroupMember {
     /// A sampled attempt that may be trained on, by its index in the group.
     Sample(u32),
-    /// The greedy attempt whose reward is the baseline of the sampled attempts. It is not trained
+    /// The greedy attempt whose reward is the baseline of the sampled attempts. It is never trained
     /// on.
     Baseline,
 }
@@ -49,8 +49,8 @@ pub(crate) struct ExcludedAttempts {
     pub cancelled: usize,
 }
 
-/// Returns how many of the first attempts form the group. `attempts` are in starting order. Returns
-/// `None` while the group needs further attempts.
+/// Returns the number of attempts, from the start of `attempts`, among which the group is formed.
+/// `attempts` are in starting order. Returns `None` while the group needs further attempts.
 pub(super) fn group_len(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
     // A failed attempt has no reward. While other attempts may still end, the group waits for them.
     let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;

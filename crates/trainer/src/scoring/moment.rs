@@ -23,8 +23,8 @@ impl TrainingMoment {
     /// was started.
     ///
     /// Two kinds of attempts have a fixed moment, because they are compared over several steps and
-    /// must have the same scorers: an evaluation counts as made after the last phase, and an
-    /// attempt of a prompt phase as made in the first step of the phase.
+    /// must have the same scorers. An evaluation counts as made after the last phase. An attempt of
+    /// a prompt phase counts as made in the first step of the phase.
     pub fn of_attempt(attempt: &Attempt) -> Self {
         let success = attempt.task["measured_success"].as_f64().unwrap_or(UNMEASURED_SUCCESS);
         let AttemptSlot { purpose, phase, step, .. } = attempt.slot;

@@ -37,8 +37,8 @@ pub(super) fn component_reward(component: &Component) -> Option<StepReward> {
     (reward != 0.0).then_some(StepReward { credit_target: by, reward })
 }
 
-/// Returns the rewards of turns: penalties for malformed and failed tool calls, and rewards that
-/// tools assigned.
+/// Returns the rewards of turns, without those that are 0: rewards (usually negative) for malformed
+/// and failed tool calls, plus rewards that tools assigned.
 pub(super) fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
     let mut rewards_by_turn: BTreeMap<u32, f64> = outcome
         .calls_by_turn

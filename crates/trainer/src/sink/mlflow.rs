@@ -228,8 +228,8 @@ impl MlflowClient {
         Ok(MlflowRun { id, known: HashMap::new() })
     }
 
-    /// Returns the id of the run that an earlier process created on this server, or `None` if there
-    /// was no such process.
+    /// Returns the id of the run that an earlier process created on this server, or `None` if no
+    /// such id is stored.
     fn stored_run_id(&self) -> Option<String> {
         let known: Value = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
         let same = known["server"] == self.server.as_str();
@@ -272,7 +272,7 @@ impl MlflowClient {
         }
     }
 
-    /// Sends a request, and repeats it until the server is available.
+    /// Sends a request, and repeats it while the server is unavailable.
     fn send_with_retries<T>(
         &self,
         request: impl Fn() -> Result<T, RequestFailure>,

@@ -12,8 +12,8 @@ use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// Field numbers of TensorBoard's message `Event`. A field that is neither bytes nor an integer
-/// includes the wire type.
+/// Field numbers of TensorBoard's message `Event`. The constant of a field that is neither bytes
+/// nor an integer includes the wire type.
 const WALL_TIME: u8 = 1 << 3 | 1;
 const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;

@@ -57,7 +57,6 @@ pub(super) struct Curriculum {
     chosen: BTreeMap<u64, usize>,
 }
 
-/// Estimate of the success at a task.
 #[derive(Debug, Clone, Copy, Default)]
 struct SuccessEstimate {
     pool: usize,
@@ -77,7 +76,7 @@ impl SuccessEstimate {
     }
 }
 
-/// A pool of tasks: the tasks with one value of the field `pool_by`.
+/// Tasks with one value of the field `pool_by`.
 struct TaskPool {
     name: String,
     weight: f64,
@@ -222,8 +221,8 @@ impl Curriculum {
         ]
     }
 
-    /// Returns the index of the training task that a recorded task has by its id, or `None` if the
-    /// run has no such task.
+    /// Returns the index of the training task with the id of the recorded task `task`, or `None` if
+    /// the run has no such task.
     fn find_task(&self, task: &Value) -> Option<usize> {
         self.by_id.get(task["id"].as_str()?)?.first().copied()
     }
@@ -332,7 +331,7 @@ fn pool_name(task: &Task, pool_by: &str) -> Option<String> {
     }
 }
 
-/// Checks that a recipe key, if it is set, names all pools and nothing else.
+/// Checks that a recipe key, if it is set, names exactly the pools.
 ///
 /// # Errors
 /// Returns a message that contains the key, and a name that is missing in the key or among the

@@ -23,7 +23,7 @@ fn curriculum(text: &str, levels: &[&str]) -> Curriculum {
     Curriculum::from_tasks(&keys(text), 3, 0, tasks(levels).into_iter()).unwrap()
 }
 
-/// Number of groups of a step, and of attempts of a group.
+/// Number of groups per step, and of attempts per group.
 const GROUPS: u64 = 4;
 const ATTEMPTS: u64 = 8;
 
@@ -115,7 +115,7 @@ fn choices_are_deterministic_and_resume() {
     }
     let rest = run(&mut resumed, &mixed_policy, 20, 40);
     assert_eq!(rest, complete[20 * GROUPS as usize..]);
-    // So does one without a band.
+    // This also holds without a band.
     let text = "pool_by = 'level'\nweights = { a = 1, b = 3 }";
     let complete = run(&mut curriculum(text, &levels), &mixed_policy, 0, 40);
     let mut resumed = curriculum(text, &levels);
@@ -149,7 +149,7 @@ fn pools_are_sampled_by_weight() {
 #[test]
 fn gates_open_and_close_again() {
     let text = "pool_by = 'level'\nstages = ['a', 'b']\ngate = 0.7\nback = 0.4";
-    // The order of the stages is that of the key, not that of the tasks.
+    // The stages have the order of the key `stages`, not of the tasks.
     let levels = [["b"; 10], ["a"; 10]].concat();
     // Success in the first stage rises, and is lost again after step 60.
     let policy = |index: usize, step: u64| match (index >= 10, step) {

@@ -52,13 +52,13 @@ pub async fn connect(world: &Arc<World>, node: &str) -> Result<Arc<dyn Rollouts>
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastLine {
     pub reward: f64,
-    /// Number of tokens of the completions.
+    /// Number of tokens of all completions.
     pub tokens: u64,
-    /// Number of calls.
+    /// Number of model calls.
     pub calls: u32,
 }
 
-/// Returns slot and number of the try that a rollout contains.
+/// Returns the slot and the number of the try that a rollout contains.
 pub fn attempt_of(rollout: &Rollout) -> (String, u32) {
     let leased: LeasedAttempt = serde_json::from_str(rollout.input.get()).unwrap();
     let (slot, number) = leased.name.split_once(", try ").unwrap_or((&leased.name, "0"));

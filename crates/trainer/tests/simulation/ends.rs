@@ -1,5 +1,5 @@
-//! The rules of a finished run: each attempt ended once, with the outcome that its runner
-//! reported, and was trained once.
+//! The rules of a finished run: each attempt ended once, with the outcome that its runner reported,
+//! and was trained once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::agents::{LastLine, attempt_of};
 use crate::training::{GROUP_SIZE, GROUPS, STEPS};
 use crate::world::World;
 
-/// What a run leaves that does not depend on faults of the network and of processes.
+/// Results of a run that do not depend on faults of the network and of processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Results {
     /// Name of the slot and sampled tokens, by attempt.
@@ -23,7 +23,7 @@ pub struct Results {
     weights: Vec<u8>,
 }
 
-/// Returns the name of a try, as its rollout has it.
+/// Returns the slot and the number of a try, as [`attempt_of`] returns them for its rollout.
 fn name_of(attempt: &Attempt) -> (String, u32) {
     (attempt.slot.to_string(), attempt.number)
 }
@@ -105,7 +105,7 @@ fn weights_in(dir: &Path) -> Vec<u8> {
     Vec::new()
 }
 
-/// Checks that the record has the outcomes that runners reported, and no others.
+/// Checks that the record contains the outcomes that runners reported, and no other outcomes.
 async fn check_reports(
     world: &World,
     store: &dyn Rollouts,
@@ -172,7 +172,7 @@ fn trainer_of(rollout: &Rollout) -> String {
     url["http://".len()..].split('/').next().unwrap().to_owned()
 }
 
-/// Checks that each step is planned, and that each attempt is trained in one step at most.
+/// Checks that each step is planned, and that each attempt is trained in at most one step.
 async fn check_plans(world: &World, record: &Sqlite, counted: &BTreeMap<String, Attempt>) {
     let ids: BTreeSet<AttemptId> = counted.values().map(|attempt| attempt.id).collect();
     let mut trained = BTreeMap::new();

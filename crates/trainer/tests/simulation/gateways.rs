@@ -32,7 +32,7 @@ pub struct ModelCall {
     pub attempt: (String, u32),
     /// Number of times that the runner has sent the call before.
     pub retries: u32,
-    /// Document of the call.
+    /// Body of the request.
     pub body: Value,
 }
 
@@ -90,15 +90,15 @@ impl Gateways {
     }
 
     /// Records that a try is leased. The trainer enqueues a try after it has closed the session of
-    /// the one before.
+    /// the previous try.
     pub fn lease(&self, (slot, number): &(String, u32)) {
         let mut newest = self.newest.lock().unwrap();
         let known = newest.entry(slot.clone()).or_default();
         *known = (*known).max(*number);
     }
 
-    /// Sends a call and returns status and document of the response. Waits forever if a message is
-    /// lost. Dropping the future disconnects the runner.
+    /// Sends a call, and returns the status and the body of the response. Waits forever if a
+    /// message is lost. Dropping the future disconnects the runner.
     ///
     /// # Errors
     /// Returns an error if the connection cannot be opened or breaks.

@@ -1,9 +1,9 @@
-//! Deterministic simulation of complete runs whose attempts runners make: store server, runners,
-//! trainer and gateway.
+//! Deterministic simulation of complete runs whose attempts are made by runners: store server,
+//! runners, trainer and gateway.
 //!
-//! Time, network and policy are simulated; the code is real: the trainer with its record, its queue
-//! of attempts and its checkpoints, the routes, sessions and recorders of the gateway, the routes
-//! and the file of the store server, its client, and the loop of runners. The agent is a simulated
+//! Time, network and policy are simulated. The trainer, with its record, queue of attempts and
+//! checkpoints, runs its real code. So do the gateway's routes, sessions and recorders, the store
+//! server with its file, the store client, and the loop of runners. The agent is a simulated
 //! program. Faults come from a seed: delayed, lost and repeated messages, isolated nodes, runners
 //! that return their leases, killed runners, trainers and servers. One thread runs everything, so a
 //! seed always repeats the same events.
@@ -72,11 +72,11 @@ const CALM: Duration = Duration::from_secs(3600);
 /// Number of different recipes.
 const RECIPES: u64 = 6;
 
-/// Results of the recipes without faults, by their numbers.
+/// Results of each recipe without faults, by recipe number.
 static UNDISTURBED: Mutex<BTreeMap<u64, Results>> = Mutex::new(BTreeMap::new());
 
-/// Simulates a seed, with faults if `is_disturbed`. Returns the results of the run as well, if no
-/// agent failed.
+/// Simulates a seed, with faults if `is_disturbed`. Also returns the results of the run if no agent
+/// failed, otherwise `None`.
 fn simulate_run(seed: u64, is_disturbed: bool) -> (Outcome, Option<Results>) {
     block_in_caller();
     let dir = directory();
@@ -85,8 +85,8 @@ fn simulate_run(seed: u64, is_disturbed: bool) -> (Outcome, Option<Results>) {
     runtime.block_on(async { Simulation::new(seed, dir.path()).run(is_disturbed).await })
 }
 
-/// Simulates a seed, and compares its results with those of the same recipe without faults. Returns
-/// the run without faults if that run breaks a rule.
+/// Simulates a seed, and compares its results with the results of the same recipe without faults.
+/// Returns the run without faults if that run breaks a rule.
 fn simulate(seed: u64) -> Outcome {
     let recipe = seed % RECIPES;
     let known = UNDISTURBED.lock().unwrap().get(&recipe).cloned();
@@ -117,13 +117,14 @@ struct Simulation<'a> {
     runners: Vec<RunnerProcess>,
     trainer: JoinSet<bool>,
     stop: StopFlag,
-    /// Number of trainer processes.
+    /// Number of trainer processes that were started.
     trainers: u64,
     /// Trainer processes that ended before the run was finished.
     interrupted: BTreeSet<String>,
     is_finished: bool,
     lease: Duration,
-    /// Number of files of servers.
+    /// Number of the server's current file. A killed server's successor gets a copy with the next
+    /// number.
     files: u64,
     kills: u64,
 }
@@ -161,7 +162,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Starts the server from the file of the previous one.
+    /// Starts the server from the file of the previous server.
     fn start_server(&mut self) {
         let file = self.dir.join(format!("{}.db", self.files));
         let server = ServerProcess::start(file, Arc::new(self.world.clock));
@@ -200,7 +201,7 @@ impl<'a> Simulation<'a> {
         self.trainer.spawn(process.run());
     }
 
-    /// Kills the trainer. What it still sends does not arrive.
+    /// Kills the trainer. Messages that it still sends do not arrive.
     async fn kill_trainer(&mut self) {
         if self.trainer.is_empty() {
             return;
@@ -216,7 +217,8 @@ impl<'a> Simulation<'a> {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 
-    /// Checks the rules that depend on time, and those of acknowledged writes if `is_restarted`.
+    /// Checks the rules that depend on time and, if `is_restarted`, the rules of acknowledged
+    /// writes.
     async fn check(&self, is_restarted: bool) {
         let Some(server) = self.world.server() else { return };
         let mut rules = self.world.rules.lock().await;
@@ -226,7 +228,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Changes one thing: the network, or a process.
+    /// Makes one random change to the network or to a process.
     async fn disturb(&mut self) {
         let world = Arc::clone(&self.world);
         let kind = world.with_random(|random, _| random.integer(0..11));
@@ -265,7 +267,7 @@ impl<'a> Simulation<'a> {
         self.world.set_faults(|faults| faults.isolated.retain(is_ended));
     }
 
-    /// Restarts what has ended, as a supervisor would: runners and the trainer at once, and the
+    /// Restarts ended processes, as a supervisor would: runners and the trainer at once, and the
     /// server if `starts_server`.
     async fn supervise(&mut self, starts_server: bool) {
         if starts_server && self.world.server().is_none() {
@@ -326,7 +328,7 @@ impl<'a> Simulation<'a> {
             tokio::time::sleep(Duration::from_secs(1)).await;
             self.check(false).await;
         }
-        // Rollouts of killed trainers end, too.
+        // Rollouts of killed trainers also end.
         if self.world.server().is_none() {
             self.start_server();
         }
@@ -344,7 +346,7 @@ impl<'a> Simulation<'a> {
         counts.queued_rollouts + counts.active_rollouts > 0
     }
 
-    /// Checks the last rules, and stops everything.
+    /// Checks the rules of a finished run, and stops all processes.
     async fn finish(mut self) -> (Outcome, Option<Results>) {
         let server = self.world.server().unwrap();
         let world = Arc::clone(&self.world);

@@ -1,5 +1,5 @@
-//! The trainer processes of a simulation: complete runs on the simulated policy, whose attempts
-//! runners make.
+//! The trainer processes of a simulation: complete runs on the simulated policy, whose attempts are
+//! made by runners.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,9 +35,9 @@ const TEMPLATE: &str = "{%- for message in messages %}
 
 /// Number of steps of a run.
 pub const STEPS: u32 = 2;
-/// Number of groups of a step.
+/// Number of groups per step.
 pub const GROUPS: u32 = 2;
-/// Number of attempts of a group.
+/// Number of attempts per group.
 pub const GROUP_SIZE: u32 = 2;
 
 /// Returns the recipe of the run `number`, in `dir`. Recipes differ in their concurrency, and in
@@ -76,7 +76,7 @@ learning_rate = 0.05
     Recipe::load(&file, &[]).unwrap()
 }
 
-/// Writes what a run shows to its user to the events of the simulation.
+/// Observer that adds the finished steps and the notes of a run to the events of the simulation.
 struct Notes<'a>(&'a TrainerProcess);
 
 impl Observer for Notes<'_> {
@@ -94,13 +94,13 @@ impl Observer for Notes<'_> {
 pub struct TrainerProcess {
     pub world: Arc<World>,
     pub gateways: Arc<Gateways>,
-    /// Name, which no other process has.
+    /// Unique name of the process.
     pub name: String,
     /// Directory of the recipe.
     pub dir: PathBuf,
     /// Number of the recipe.
     pub number: u64,
-    /// Time of a lease.
+    /// Duration of a lease.
     pub lease: Duration,
     pub stop: StopFlag,
 }

@@ -66,8 +66,8 @@ fn phase(algorithm: &str, keys: &str) -> String {
     )
 }
 
-/// Every algorithm, and every option that changes a step's computation, runs. It is bitwise on
-/// policy where it should be, and a replay yields the same weights.
+/// Runs every algorithm, and every option that changes a step's computation. All steps are on
+/// policy, bit for bit, and a replay yields the same weights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn algorithms_run_on_policy_and_replay() {
     let root = tempfile::tempdir().unwrap();

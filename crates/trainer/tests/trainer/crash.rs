@@ -105,7 +105,7 @@ struct RunResults {
     evals: Vec<Value>,
     metrics: Vec<Value>,
     checkpoints: Vec<PathBuf>,
-    /// Number of attempts that replaced an abandoned one.
+    /// Number of attempts that replaced an abandoned attempt.
     after_abandoned: usize,
 }
 
@@ -285,8 +285,8 @@ fn run_recovers_after_kill_during_checkpoint() {
     let points =
         ["checkpoint_file", "weights_saved", "companions_saved", "before_rename", "after_rename"];
     for point in points {
-        // The first checkpoint, the one at the end of a phase, and one of the second phase after
-        // earlier ones were removed.
+        // The first checkpoint, the checkpoint at the end of a phase, and a checkpoint of the
+        // second phase after earlier checkpoints were removed.
         for count in [1, 3, 5] {
             assert_recovers_from_kill_at(&format!("{point}:{count}"));
         }

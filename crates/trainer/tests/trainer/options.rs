@@ -359,7 +359,7 @@ async fn reference_is_updated_at_interval() {
     let weights =
         |of: &str| std::fs::read(dir.join("checkpoints").join(of).join("simulator.weights")).ok();
     // Six SFT steps came before. After eight steps in total, the reference has the weights of the
-    // phase's start; after ten, those of step nine.
+    // phase's start. After ten steps, it has the weights of step nine.
     assert_eq!(weights("step-000008/reference"), None);
     let reference_weights = weights("step-000010/reference").unwrap();
     assert_ne!(reference_weights, weights("step-000008").unwrap());

@@ -112,8 +112,8 @@ fn fresh(seed: u64) -> Arc<Simulator> {
     Arc::new(Simulator::new(SimulatorConfig { seed, order: 3, ..simulated() }))
 }
 
-/// Returns the parts of a run. The samplers of the pool have other weights until they load those of
-/// a snapshot.
+/// Returns the parts of a run. The samplers of the pool have other weights until they load a
+/// snapshot.
 fn parts_of(learner: &Arc<Simulator>) -> RunParts {
     let mut parts = parts(learner, Duration::ZERO);
     parts.policies = vec![trained("learner", learner)];
@@ -184,7 +184,7 @@ async fn past_versions_play_and_are_not_trained() {
             assert_eq!(attempt.outcome.cast["opponent"], "past");
             assert!(run.version <= step && run.version + KEEP > step, "{} {step}", run.version);
             *ages.entry(step - run.version).or_insert(0) += 1;
-            // The tokens are those of the policy at that version. The first snapshot was removed.
+            // The policy at that version samples the same tokens. The first snapshot was removed.
             let version = fresh(1);
             if run.version > 0 {
                 let snapshot = dir.join(format!("past/past/{:06}", run.version));
@@ -343,7 +343,8 @@ fn run_with_past_opponents_recovers_after_kills() {
     assert!(attempts_without_tries(&killed) == attempts_without_tries(&calm));
 }
 
-/// Returns slot, tokens and policies of the attempts, whose names contain the numbers of tries.
+/// Returns the slot and the segments of each attempt. Ids are left out, because they depend on the
+/// number of the try.
 fn attempts_without_tries(dir: &Path) -> Vec<(levade_tree::AttemptSlot, Vec<Segment>)> {
     let attempts = attempts(dir).into_iter();
     attempts.map(|a| (a.slot, a.trajectory.segments().to_vec())).collect()

@@ -317,7 +317,7 @@ async fn prompt_phase_starts_from_prompt_of_earlier_phase() {
     assert!(best.starts_with("Use the tool.") && best.contains("RULE"), "{first:#}");
     assert_eq!(start_prompt(&first), "Use the tool.");
     assert_eq!(start_prompt(&second), best);
-    // The prompt was scored, and the later ones are rewritten from it.
+    // The prompt was scored, and later prompts are rewritten from it.
     let started = attempts(&uninterrupted, Purpose::Prompt);
     let mut started =
         started.iter().filter(|attempt| (attempt.slot.phase, attempt.slot.step) == (1, 0));
@@ -377,7 +377,7 @@ async fn tool_description_is_improved_and_used_by_later_phases_and_resumed_runs(
         let text = best["text"].as_str().unwrap();
         assert!(best["score"] == 1.0 && text.matches("RULE").count() >= 3, "{tool:#}");
 
-        // Later attempts read the best description, and the prompt of the second phase beside it.
+        // Later attempts read the best description, and the prompt of the second phase with it.
         let trained = attempts(&dir, Purpose::Train);
         assert_eq!(trained.len(), 4);
         for attempt in &trained {

@@ -89,7 +89,7 @@ async fn lost_tries_are_abandoned_and_repeat_their_stream() {
     let agent = Arc::new(Losing { losses: 3, streams: Mutex::default() });
     parts.agents[0].custom = Some(agent.clone());
     let phase = "phase=[{kind=\"rl\", steps=1, groups=1, group_size=2, learning_rate=0.1}]";
-    // A lost try is no failed one, so that no retry is needed.
+    // A lost try does not count as failed, so that no retry is needed.
     let overrides = ["agent.retries=0", phase, "eval.tasks=0", "eval.unseen_wordings=0"];
     let mut trainer =
         Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();

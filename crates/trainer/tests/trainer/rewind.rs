@@ -20,7 +20,7 @@ const COMMON: [&str; 3] =
     ["phase.1.optimizer.schedule=constant", "run.checkpoint_every=1", "run.keep=20"];
 /// Number of SFT steps.
 const SFT: u32 = 6;
-/// Another reward than that of the recipe.
+/// A reward that differs from the recipe's reward.
 const REWARD: &str = "reward.unfinished=0.5";
 
 /// Environment variable with the directory in which the child process goes back.
@@ -103,20 +103,21 @@ async fn rewound_run_matches_run_that_got_new_reward_at_that_step() {
     train(recipe_of(&reference, 4, &[REWARD]), StartMode::Resume).await;
     assert_same(&dir, &reference);
 
-    // The new reward trains other weights, and the earlier steps are those of before.
+    // The new reward trains other weights, and the earlier steps have not changed.
     let after = attempts(&dir);
     let [kept, expected] = [&after, &before]
         .map(|all| all.iter().filter(|attempt| attempt.slot.step < 2).collect::<Vec<_>>());
     assert!(kept == expected, "attempts of the first two steps differ");
     assert_ne!(after, before);
-    // The superseded steps are a run of their own, with its record, evaluations and weights.
+    // The directory of the superseded steps is a complete run, with its record, evaluations and
+    // weights.
     assert_eq!(rewound.superseded, root.path().canonicalize().unwrap().join("run.superseded-1"));
     assert!(attempts(&rewound.superseded) == before);
     assert_eq!(evaluated_steps(&rewound.superseded), [(0, 0), (0, 3), (0, 6), (1, 3), (1, 4)]);
     for dir in [&dir, &rewound.superseded] {
         assert_eq!(replayed(dir).await, (SFT + 4, true), "{}", dir.display());
     }
-    // Scores of the old reward are not compared with those of the new one.
+    // Scores of the old reward are not compared with scores of the new reward.
     assert_eq!(evaluated_steps(&dir), [(1, 3), (1, 4)]);
 }
 
@@ -171,7 +172,7 @@ async fn rewind_takes_nearest_checkpoint_before_and_names_all() {
     assert_eq!((rewound.step, rewound.superseded_steps, num_steps(&dir)), (6, 4, 6));
 }
 
-/// Returns a recipe that lives as long as the test process.
+/// Returns a recipe that is never freed, for futures that outlive the caller.
 fn recipe_for(dir: &Path, overrides: &[&str]) -> &'static Recipe {
     Box::leak(Box::new(recipe_of(dir, 4, overrides)))
 }

@@ -142,7 +142,7 @@ async fn run_trains_evaluates_and_checkpoints() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    // The checkpoints at the ends of both phases, and the newest two of the remaining ones.
+    // The checkpoints at the ends of both phases, and the newest two of the other checkpoints.
     let mut names = names;
     names.sort();
     assert_eq!(
@@ -307,7 +307,7 @@ async fn attempts_read_earlier_answers_also_after_resume() {
     }
 }
 
-/// Stops and resumes a run many times, and compares it with one that is not stopped. Returns its
+/// Stops and resumes a run many times, and compares it with a run that is not stopped. Returns the
 /// metrics.
 async fn stop_and_resume(overrides: &[&str]) -> Vec<Value> {
     let root = tempfile::tempdir().unwrap();
@@ -419,14 +419,12 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
     }
     let policy = simulator(Duration::ZERO, 0.0);
     run(&dir, &policy, StartMode::Resume, &[]).await.unwrap();
-    // The random streams of the attempts are those of a run that never failed.
+    // The attempts have the same random streams as in a run that never failed.
     let undisturbed = simulator(Duration::ZERO, 0.0);
     run(&root.path().join("undisturbed"), &undisturbed, StartMode::Fresh, &[]).await.unwrap();
     assert_eq!(policy.weights(), undisturbed.weights());
 }
 
-/// Sampled tokens that cannot be trained on are left out and counted. If no other token remains,
-/// the run fails with an error.
 /// Stops the run at its first step, and collects the notes that follow.
 struct StopAtFirstStep(StopFlag, Notes);
 
@@ -464,6 +462,8 @@ async fn checkpoint_of_stopped_run_is_announced_before_it_is_written() {
     }
 }
 
+/// Sampled tokens that cannot be trained on are left out and counted. If no other token remains,
+/// the run fails with an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn untrainable_tokens_are_masked_and_counted() {
     let root = tempfile::tempdir().unwrap();

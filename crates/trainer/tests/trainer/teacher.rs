@@ -25,7 +25,8 @@ const TAUGHT: [&str; 5] = [
     "phase.1.steps=1",
 ];
 
-/// A teacher that evaluates expressions with the tool, and cannot answer those that contain a 7.
+/// A teacher that evaluates expressions with the tool, and cannot answer expressions that contain a
+/// 7.
 fn teacher(num_requests: &Arc<AtomicUsize>) -> Teacher {
     taught(num_requests, || ())
 }
@@ -112,8 +113,8 @@ async fn resumed_run_does_not_repeat_teacher_calls() {
     let want = policy.weights();
     let all = num_requests.load(Ordering::Relaxed);
 
-    // Stops during the last demonstrations. Attempts end at once, so those of the first round end
-    // together.
+    // Stops during the last demonstrations. Attempts end immediately, so the attempts of the first
+    // round end together.
     let stop = StopFlag::default();
     let num_requests = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);

@@ -56,7 +56,8 @@ fn trained(store: &Sqlite) -> BTreeSet<AttemptId> {
     plans.iter().flat_map(|plan| plan.sequences()).map(|sequence| sequence.attempt).collect()
 }
 
-/// Returns a demonstration of the phase that a step has trained on, or one that none has.
+/// Returns a demonstration of the phase. If `is_trained`, a step has trained on it, otherwise no
+/// step has.
 fn demonstration(store: &Sqlite, is_trained: bool) -> Attempt {
     let (trained, all) = (trained(store), wait(store.summaries(Purpose::Demonstration)).unwrap());
     // Originals are in step 0 if there are copies.

@@ -2,19 +2,19 @@
 //! tool: textual gradients with beam search, or reflective evolution with a Pareto front. The text
 //! is called the prompt here.
 //!
-//! The first step scores the given prompts at tasks that are reserved for selection: the one that
-//! the agent has when the phase starts, and the candidates of the recipe. In each further step, the
-//! agent attempts training tasks with parent prompts, the editor criticizes every parent in view of
-//! its attempts and rewrites it, and the new prompts are scored. All new prompts of a step are made
-//! at the same time.
+//! The first step scores the initial prompts at tasks that are reserved for selection. These
+//! prompts are the agent's prompt at the start of the phase and the candidates of the recipe. In
+//! each further step, the agent attempts training tasks with parent prompts, the editor criticizes
+//! every parent in view of its attempts and rewrites it, and the new prompts are scored. All new
+//! prompts of a step are made at the same time.
 //!
 //! # Guarantees
 //! - **Everything is in the record**: attempts, critiques and new prompts are attempts of purpose
 //!   [`Prompt`](Purpose::Prompt). A resumed run reads them and repeats none.
 //! - **The search is deterministic**: it depends on the seed and the recorded attempts alone.
 //! - **A prompt without enough scores never wins.**
-//! - **A resumed phase starts from the same prompt**: the one in the checkpoint at the end of the
-//!   previous phase.
+//! - **A resumed phase starts from the same prompt**: the prompt in the checkpoint at the end of
+//!   the previous phase.
 //!
 //! No weights change. Out of scope: the instructions by which other agents summarize tool results.
 
@@ -51,8 +51,8 @@ use editor::Editor;
 use search::{PromptCandidate, is_better, mean_score, rank_candidates, select_parents};
 use texts::EditorWording;
 
-/// A prompt phase in progress: an editor rewrites the prompt of an agent, and attempts with the
-/// prompts score them.
+/// A prompt phase in progress: an editor rewrites the prompt of an agent, and the scores of
+/// attempts with a prompt are the prompt's scores.
 pub(crate) struct PromptPhase {
     index: u32,
     keys: PromptKeys,
@@ -489,7 +489,8 @@ impl PromptPhase {
         made.ok_or(EarlyExit::Stopped)
     }
 
-    /// Returns the slot of attempt `n` of one purpose, for the prompt with index `index` in a step.
+    /// Returns the slot of attempt `n` of the kind `part`, for the prompt with index `index` in a
+    /// step.
     fn attempt_slot(
         &self,
         step: u32,

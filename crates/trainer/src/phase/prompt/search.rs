@@ -1,5 +1,5 @@
-//! Selects the prompts that have children, and those that are kept: beam search, and evolution with
-//! a Pareto front.
+//! Selects the prompts from which new prompts are written, and the prompts that are kept: beam
+//! search, and evolution with a Pareto front.
 //!
 //! Everything here is pure. Scores come from attempts at the same selection tasks, in the same
 //! order for all prompts.

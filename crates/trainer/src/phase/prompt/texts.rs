@@ -177,8 +177,8 @@ fn truncate_text(text: &str) -> String {
 /// the complete completion if it has no tag.
 ///
 /// # Errors
-/// Returns a message if the completion ends before the closing tag, or if the text `target` must
-/// not have this value.
+/// Returns a message if the completion contains only one of the two tags, or if the prompt is not
+/// valid for `target`.
 pub(super) fn parse_prompt(completion: &str, target: &PromptTarget) -> Result<String, String> {
     let prompt = match (completion.rfind(CLOSE), completion.find(OPEN)) {
         (Some(end), _) => {

@@ -196,7 +196,7 @@ pub fn metrics(dir: &Path) -> Vec<Value> {
         .map(|line| {
             let mut line: Map<String, Value> = serde_json::from_str(line).unwrap();
             let by_the_clock = ["timing_s/", "perf/", "sampler/"];
-            // Metrics of a policy have its name before theirs.
+            // Names of a policy's metrics start with the name of the policy.
             line.retain(|name, _| !by_the_clock.iter().any(|part| name.contains(part)));
             Value::Object(line)
         })
