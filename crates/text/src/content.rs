@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(Content::from("a"), "a");
         assert_ne!(mixed, "a");
         for (sent, why) in [
-            ("7", "is 7, neither"),
+            ("7", "the content is 7, but must be a string or a list"),
             (r#"{"type": "text", "text": "a"}"#, "must be a string or a list"),
             ("[7]", "is 7, but must be an object"),
             (r#"[{"text": "a"}]"#, "has no \"type\""),

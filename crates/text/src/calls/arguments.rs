@@ -23,8 +23,8 @@ pub(crate) fn parse_call_object(value: Value, keys: &[&str]) -> Result<ParsedCal
         Some(arguments) => arguments_object(arguments)?,
         None if map.is_empty() => Map::new(),
         None => {
-            let found: Vec<&str> = map.keys().map(String::as_str).collect();
-            return Err(format!("{key:?} is missing; the call has only {:?}", found.join(", ")));
+            let found: Vec<String> = map.keys().map(|key| format!("{key:?}")).collect();
+            return Err(format!("{key:?} is missing; the call has only {}", found.join(", ")));
         }
     };
     Ok((name, arguments))

@@ -169,7 +169,7 @@ mod tests {
         );
         assert!(
             malformed_reason(&wrap_call(r#"{"name": "a", "parameters": {}}"#))
-                .contains("\"arguments\" is missing (found \"parameters\"")
+                .contains("\"arguments\" is missing; the call has only \"parameters\"")
         );
     }
 
