@@ -126,7 +126,7 @@ pub struct RolloutConfig {
     /// Maximum number of tries, at least 1. Tries that a worker released do not count.
     #[serde(rename = "max_attempts")]
     pub max_tries: u32,
-    /// Statuses of a try that queue the rollout again.
+    /// Statuses of a try after which the rollout is queued again.
     #[serde(rename = "retry_condition")]
     pub retry_on: Vec<TryStatus>,
 }
@@ -251,8 +251,8 @@ pub struct Try {
     pub number: u32,
     /// Time at which the try was leased, as a Unix timestamp in seconds.
     pub start_time: f64,
-    /// Time at which the worker reported success or failure, as a Unix timestamp in seconds. `None`
-    /// if it has not.
+    /// Time at which the worker reported success or failure, or returned the lease, as a Unix
+    /// timestamp in seconds. `None` if it has not.
     pub end_time: Option<f64>,
     /// Status of the try.
     pub status: TryStatus,
