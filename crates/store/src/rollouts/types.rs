@@ -369,12 +369,13 @@ pub struct Worker {
     pub id: String,
     /// Status of the worker.
     pub status: WorkerStatus,
-    /// Statistics that the worker's last heartbeat contained. `None` if it contained none.
+    /// Statistics of the worker's last heartbeat that contained any. `None` if no heartbeat did.
     pub heartbeat_stats: Option<Json>,
     /// Time of the worker's last heartbeat, as a Unix timestamp in seconds. `None` if there is
     /// none.
     pub last_heartbeat_time: Option<f64>,
-    /// Unix timestamp of the last lease, or of the last request for a lease.
+    /// Unix timestamp of the worker's last lease, or of its last request for a lease. `None` if
+    /// there is none.
     pub last_dequeue_time: Option<f64>,
     /// Unix timestamp at which the worker last became busy. `None` if it never was.
     pub last_busy_time: Option<f64>,
