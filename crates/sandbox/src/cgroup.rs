@@ -19,12 +19,12 @@ use crate::limits::Limits;
 /// Name prefix of the cgroup directories that this module creates. The process id follows it.
 const PREFIX: &str = "levade-sandbox-";
 
-/// Memory of a run's cgroup beyond the limit of the run, in bytes, for the pages that the run's
-/// keeper process modifies.
+/// Memory that a run's cgroup permits beyond the limits of the run, in bytes, for the pages that
+/// the run's keeper process modifies.
 const SUPERVISOR_MEMORY: u64 = 16 << 20;
 
-/// Number of processes of a run's cgroup beyond the limit of the run: the keeper, the runner and a
-/// reserve during a fork.
+/// Number of processes that a run's cgroup permits beyond the limit of the run: the keeper, the
+/// runner and a reserve during a fork.
 const EXTRA_PROCESSES: u32 = 4;
 
 /// Timeout for the kernel to release the cgroups of runs that have ended.

@@ -95,8 +95,8 @@ const REJECTED_CALLS: &[libc::c_long] = &numbers! {
     SYS_socket SYS_bind SYS_connect SYS_listen SYS_accept SYS_accept4 SYS_sendmsg SYS_sendmmsg
 };
 
-/// System calls that succeed without effect. The files of a run are in memory, so they need no
-/// synchronization, which would also burden the disks of the host.
+/// System calls that succeed without effect. The files of a run are in memory and need no
+/// synchronization, and the disks of the host are not burdened.
 const NO_EFFECT_CALLS: &[libc::c_long] =
     &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
@@ -131,9 +131,9 @@ const PR_SCHED_CORE: libc::c_int = 62;
 /// processes.
 const PR_SET_MEMORY_MERGE: libc::c_int = 67;
 
-/// Options of the system call `prctl` that are rejected: further filters (whose memory is limited
-/// for all users together), the memory layout of a process, merging its pages, and options that
-/// hide a process from the memory watch.
+/// Options of the system call `prctl` that are rejected. They load further filters (whose memory is
+/// limited for all users together), change the memory layout of a process, merge its pages, reserve
+/// a processor core, or hide a process from the memory watch.
 const PROCESS_OPTIONS: [libc::c_int; 5] = [
     libc::PR_SET_SECCOMP,
     libc::PR_SET_MM,
@@ -294,8 +294,8 @@ fn core_limit_condition(index: u8) -> Result<Condition, String> {
 /// a system call, the error of the program that was loaded last is returned.
 pub(crate) struct FilterPrograms {
     /// Filter programs of the fork server, which all its descendants inherit. They also permit the
-    /// system calls that build a jail. Loading their long list once saves more time than everything
-    /// that a run does afterwards.
+    /// system calls that build a jail. Loading their long list takes longer than everything that a
+    /// run does afterwards, so it is loaded only once.
     pub server: [Vec<u8>; 2],
     /// Program that each runner loads in addition. It rejects the system calls that build a jail or
     /// load further programs.

@@ -37,10 +37,10 @@ const MIN_INTERVAL_FACTOR: u32 = 4;
 /// Maximum interval between observations of a jail's memory during a call.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Timeout for a keeper process to end its run and to return files, after the request to stop.
+/// Timeout for a keeper process to end its run and to return files, after a request to stop.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Maximum number of reads that empty an output pipe.
+/// Maximum number of reads to empty an output pipe.
 const MAX_READS: usize = 64;
 
 /// Message that requests a keeper process to end its run.

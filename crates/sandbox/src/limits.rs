@@ -21,8 +21,8 @@ pub struct Limits {
     pub disk_mb: u64,
     /// Maximum number of files and directories.
     pub files: u64,
-    /// Maximum number of captured bytes of standard output, and of standard error. Half of them are
-    /// from the start and half from the end of a longer output.
+    /// Maximum number of bytes that are kept of standard output; as many are kept of standard
+    /// error. Of a longer output, half of these bytes are from its start and half from its end.
     pub output_bytes: usize,
     /// Maximum total size of the files that are returned after a run, in MiB.
     pub fetch_mb: u64,

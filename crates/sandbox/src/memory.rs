@@ -81,7 +81,7 @@ pub(crate) fn can_watch(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).is_ok()
 }
 
-/// Observes the memory and processor time of a keeper's descendants.
+/// Watch over the memory and processor time of a keeper's descendants.
 #[derive(Debug, Clone)]
 pub(crate) struct MemoryWatch {
     supervisor: u32,
@@ -317,7 +317,7 @@ impl ObservedProcess {
     }
 
     /// Returns the number of memory mappings of the process. If they cannot be read, returns the
-    /// maximum that a process can have.
+    /// maximum that the process can have.
     fn count_mappings(&self) -> u64 {
         match fs::read(format!("/proc/{}/maps", self.thread)) {
             Ok(text) => text.iter().filter(|byte| **byte == b'\n').count() as u64,

@@ -125,7 +125,7 @@ pub(crate) fn describe_missing_walls(missing: &[MissingWall]) -> String {
     grouped.join("; ")
 }
 
-/// Returns instructions how to get the missing walls, for a user who can configure the machine.
+/// Returns instructions for getting the missing walls, for a user who can configure the machine.
 pub(crate) fn missing_walls_advice(missing: &[MissingWall]) -> String {
     let mut ways = Vec::new();
     let lacks = |name: &str| missing.iter().any(|wall| wall.name == name);

@@ -43,7 +43,8 @@ const SYSTEM: [&str; 12] = [
     "/etc/alternatives",
 ];
 
-/// Directories that are too broad to be exposed because an interpreter is in them.
+/// Directories that are too broad to be exposed to code. An interpreter that needs one of them is
+/// rejected.
 const BROAD_DIRS: [&str; 12] = [
     "/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work",
 ];

@@ -9,7 +9,7 @@ use crate::limits::Limits;
 use crate::output::CapturedOutput;
 use crate::zygote::{RunOrder, Zygote};
 
-/// Programming language of the code that a sandbox runs.
+/// Programming language of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     /// Python, with the interpreter of the sandbox.
@@ -110,7 +110,7 @@ pub struct Outcome {
     pub not_fetched: BTreeMap<String, String>,
 }
 
-/// Returns a file name for the code of the run that differs from the names of all files of the run.
+/// Returns a file name for the code that differs from the names of all files of the run.
 pub(crate) fn choose_main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -> String {
     let ending = match language {
         Language::Python => "py",

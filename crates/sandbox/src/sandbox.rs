@@ -165,8 +165,7 @@ impl Sandbox {
         &self.0.options
     }
 
-    /// Runs code to its end. Dropping the future ends the run. Failures of the code are part of the
-    /// outcome.
+    /// Runs code to its end. Dropping the future ends the run.
     ///
     /// # Errors
     /// Returns an error if the request is invalid, the queue is full, or the sandbox itself fails.

@@ -219,7 +219,7 @@ impl Session {
     }
 
     /// Ends the interpreter and returns the requested files. For a file that cannot be returned,
-    /// contains the reason as an error.
+    /// the result contains the reason as an error.
     ///
     /// # Errors
     /// Returns an error if the sandbox itself fails.

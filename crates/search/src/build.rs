@@ -23,7 +23,7 @@ use crate::{Analyzer, Passage, SearchError};
 const BATCH: usize = 256;
 /// Timeout for embedding one batch of passages.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(600);
-/// Name of the file that the process which builds an index locks.
+/// Name of the file that is locked while an index is built.
 const LOCK: &str = ".lock";
 
 /// Progress of building an index, for display to the user.

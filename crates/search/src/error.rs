@@ -110,7 +110,7 @@ pub enum SearchError {
     Server {
         /// URL of the server.
         url: String,
-        /// Problem of the request or of its response.
+        /// What is wrong with the request or its response.
         why: String,
         /// Whether a repetition of the same request can succeed later.
         may_pass: bool,

@@ -47,7 +47,7 @@ impl Index {
         &self.manifest
     }
 
-    /// Returns the directory of the index files.
+    /// Returns the directory of the index.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -47,8 +47,8 @@ pub enum Analyzer {
 }
 
 impl Analyzer {
-    /// Creates the text analyzer of tantivy. If `divides` is true, each Han or Hiragana character
-    /// is a separate word.
+    /// Creates the analyzer for tantivy. If `divides` is true, each Han or Hiragana character is a
+    /// separate word.
     fn build_analyzer(self, divides: bool) -> TextAnalyzer {
         let analyzer_builder = TextAnalyzer::builder(WordTokenizer::new(divides))
             .filter(RemoveLongFilter::limit(MAX_TERM_BYTES))

@@ -22,8 +22,8 @@ use memmap2::Mmap;
 use crate::SearchError;
 use crate::kernel::{dot_codes, dot_f32};
 
-/// Name of the file that contains the f32 values of the vectors, row by row. The other two files
-/// contain 8-bit codes row by row, and one f32 scale per row.
+/// Name of the file that contains the f32 values of the vectors, row by row. The file [`CODES`]
+/// contains 8-bit codes row by row, and [`SCALES`] one f32 scale per row.
 const VALUES: &str = "vectors.f32";
 const CODES: &str = "vectors.i8";
 const SCALES: &str = "vectors.scale";
@@ -39,7 +39,7 @@ const ROUNDING_ERROR: f32 = 1e-5;
 /// Maximum number of queries per scan. Each query has a list of candidates on every thread, which
 /// takes memory.
 const MAX_QUERIES_PER_SCAN: usize = 256;
-/// Minimum number of a query's candidates at which candidates below the current threshold are
+/// Minimum length of a query's candidate list before candidates below the current threshold are
 /// dropped.
 const MIN_PRUNED_CANDIDATES: usize = 4096;
 

@@ -5,7 +5,7 @@
 
 use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 
-/// A tokenizer of tantivy that splits texts into words.
+/// A tokenizer for tantivy that splits texts into words.
 #[derive(Clone)]
 pub struct WordTokenizer {
     /// Whether each Han or Hiragana character is a separate word.
@@ -21,7 +21,7 @@ impl WordTokenizer {
     }
 }
 
-/// Iterator over the words of a text that remain.
+/// Iterator over the remaining words of a text.
 pub struct WordTokenStream<'a> {
     text: &'a str,
     at: usize,

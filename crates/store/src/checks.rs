@@ -58,7 +58,7 @@ pub fn check_end_values(end: &AttemptEnd) -> Result<(), Failure> {
 }
 
 /// Checks the values of a complete attempt that is recorded in one call: the id, the status, the
-/// rewards and the segments.
+/// score, the rewards and the temperatures of the segments.
 pub fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
     check_attempt_id(run, &attempt.id, &attempt.slot, attempt.number)?;
     if attempt.status == Status::Withdrawn {
@@ -262,7 +262,7 @@ pub fn are_plans_equal(a: &StepPlan, b: &StepPlan) -> bool {
 }
 
 /// Returns the per-token numbers of a sequence as bytes: advantages, weights, returns and values.
-/// `None` if the plan has no critic.
+/// Returns and values are `None` if the plan has no critic.
 fn encode_per_token_numbers(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
     [
         Some(&sequence.advantage),

@@ -2,8 +2,8 @@
 
 use levade_tree::{Kind, Segment, VersionRun};
 
-/// The per-token values of a segment as the store keeps them: little-endian bytes, one list for
-/// each value.
+/// The per-token values of a segment as every backend stores them: one list of little-endian bytes
+/// for each kind of value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentColumns {
     /// Token ids of the segment, 4 bytes (`u32`) each.

@@ -250,7 +250,7 @@ pub enum StoreError {
         /// Description of the damage.
         what: String,
     },
-    /// The value has an unsupported content, for example a number that is not finite.
+    /// The value cannot be stored, for example because a number is not finite.
     #[error("{key} cannot be recorded in the store {location}: {what}")]
     Unstorable {
         /// Location of the store.

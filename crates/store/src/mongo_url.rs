@@ -21,7 +21,7 @@ pub const PASSWORD_VARIABLE: &str = "LEVADE_MONGODB_PASSWORD";
 pub struct MongoUrl {
     /// User name and password, with the `@` that follows. Empty if the URL names no user.
     credentials: String,
-    /// Host names with ports, separated by commas.
+    /// Host names, each with an optional port, separated by commas.
     hosts: String,
     /// Path of the URL without the leading slash: a database name or prefix. Empty if the URL has
     /// no path.
@@ -109,7 +109,7 @@ impl MongoUrl {
     }
 }
 
-/// Percent-encodes the bytes of a password that are reserved in a URL.
+/// Percent-encodes all bytes of a password except ASCII letters and digits.
 fn percent_encode(text: &str) -> String {
     text.bytes().fold(String::new(), |mut encoded, byte| {
         if byte.is_ascii_alphanumeric() {

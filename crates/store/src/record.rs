@@ -119,7 +119,7 @@ impl Attempt {
         }
     }
 
-    /// Returns whether the attempt broke. An abandoned attempt counts only if its outcome contains
+    /// Returns whether the attempt broke. An abandoned attempt broke only if its outcome contains
     /// an error.
     pub fn is_failure(&self) -> bool {
         match self.status {
@@ -239,7 +239,7 @@ impl From<&Attempt> for FailedAttempt {
     }
 }
 
-/// One number for every trained token of a sequence, run-length encoded as pairs (value, number of
+/// One number per trained token of a sequence, run-length encoded as pairs (value, number of
 /// tokens). A run of 0 tokens extends to the end of the sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);

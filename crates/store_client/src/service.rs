@@ -151,7 +151,7 @@ fn bearer_header(key: &str, url: &str) -> Result<HeaderValue, StoreError> {
     Ok(value)
 }
 
-/// HTTP client of a store server, which repeats requests that are safe to repeat.
+/// HTTP client of a store server. It repeats requests while the server is unavailable.
 pub(crate) struct ServiceClient {
     transport: Arc<dyn Transport>,
     url: String,
@@ -203,8 +203,8 @@ impl ServiceClient {
             + self.created.elapsed().as_secs_f64()
     }
 
-    /// Sends a request, repeats it until the server responds if it is safe to repeat, and returns
-    /// the body of the response.
+    /// Sends a request, and returns the body of the response. Repeats the request while the server
+    /// is unavailable. If a response is lost, repeats only a request that is safe to repeat.
     pub async fn call<E: DeserializeOwned>(&self, call: ServerCall) -> Result<Bytes, CallError<E>> {
         let mut last = None;
         let deadline = self.timeout + call.hold;

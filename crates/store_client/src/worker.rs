@@ -49,7 +49,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between retries while the store is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Error of a store call that failed, after all retries if the store was unreachable.
+/// Error of a store call that failed. If the store was unreachable, all retries have failed.
 #[derive(Debug)]
 pub struct RetryError {
     purpose: String,
@@ -101,7 +101,7 @@ pub async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
 /// Executes the rollouts that a worker leases.
 #[async_trait]
 pub trait RolloutExecutor: Send + Sync + 'static {
-    /// Error type with which the worker exits.
+    /// Type of the error with which a worker ends.
     type Error: From<RetryError> + Send;
 
     /// Returns the names of the queues to lease from, at least one. It may wait until a queue

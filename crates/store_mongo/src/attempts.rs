@@ -158,7 +158,7 @@ pub(crate) fn slot_order() -> Document {
     doc! { "phase": 1, "step": 1, "group": 1, "sample": 1, "number": 1 }
 }
 
-/// Parses an attempt summary from the document of the attempt.
+/// Parses a summary from the document of an attempt.
 pub(crate) fn parse_summary(of: &Document) -> Result<AttemptSummary> {
     Ok(AttemptSummary {
         id: parse_id(of)?,
@@ -172,7 +172,7 @@ pub(crate) fn parse_summary(of: &Document) -> Result<AttemptSummary> {
     })
 }
 
-/// Parses a failed attempt from the document of the attempt.
+/// Parses the document of a failed attempt.
 pub(crate) fn parse_failure(of: &Document) -> Result<FailedAttempt> {
     Ok(FailedAttempt {
         id: parse_id(of)?,

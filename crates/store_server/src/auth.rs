@@ -21,8 +21,7 @@ const HEALTH: [&str; 2] = ["/v1/agl/health", "/healthz"];
 const OTHER_TYPES: [&[u8]; 2] =
     [b"application/x-protobuf", levade_store::wire::MEDIA_TYPE.as_bytes()];
 
-/// Access rules of the server: API keys, and the hosts and origins from which web pages can send
-/// requests.
+/// Access rules of the server: API keys, and rules for requests of web pages.
 pub(crate) struct AccessRules {
     pub keys: Vec<String>,
     pub access: Access,

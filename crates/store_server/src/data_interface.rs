@@ -157,8 +157,8 @@ async fn receive_report(State(service): State<Shared>, request: Request) -> Rout
 }
 
 impl TaskReport {
-    /// Converts the report to spans. The id of a span depends only on its position, so that a
-    /// repeated report adds no spans.
+    /// Converts the report to spans. The id of a span depends only on its position in the report,
+    /// so that a repeated report adds no spans.
     fn to_spans(&self, of: &Try, now: f64) -> Result<Vec<NewSpan>, ApiError> {
         // Of two spans for one response, the first counts. Triplets are extracted from the trace or
         // replace it, so they precede it here.

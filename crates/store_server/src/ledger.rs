@@ -71,8 +71,8 @@ struct RunCall<'a> {
     service: &'a Service,
     run: &'a str,
     method: &'a str,
-    /// Number of the trainer's lease. `None` if the request has no lease, which is permitted only
-    /// for reads.
+    /// Number of the trainer's lease. `None` if the request contains none, which is an error for
+    /// writes and heartbeats.
     epoch: Option<u64>,
     body: &'a [u8],
 }

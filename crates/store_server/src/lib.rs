@@ -88,8 +88,8 @@ pub struct ServerOptions {
     /// API keys. Each request except `/v1/agl/health` must contain one of these keys. If empty, no
     /// key is required.
     pub keys: Vec<String>,
-    /// Host names and origins from which requests are accepted if no key is required. The permitted
-    /// origins should equal [`cors_origins`](Self::cors_origins).
+    /// Host names of the server and origins of web pages that requests can have if no key is
+    /// required. The permitted origins should equal [`cors_origins`](Self::cors_origins).
     pub access: Access,
     /// Origins whose web pages can call the server. `*` permits all origins.
     pub cors_origins: Vec<String>,

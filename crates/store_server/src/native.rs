@@ -154,7 +154,8 @@ async fn wait_for_changes(
 }
 
 /// Waits until all rollouts of `ids` have ended ([`Rollouts::wait_until_finished`]). Returns the
-/// rollouts that have ended, and whether every other rollout of `ids` is unknown.
+/// rollouts that have ended, and whether no other rollout of `ids` is unfinished. Unknown rollouts
+/// do not count as unfinished.
 async fn wait_until_finished(
     service: &Service,
     ids: &[String],

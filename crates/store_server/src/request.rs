@@ -52,7 +52,7 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
     })
 }
 
-/// Parses the query string of a request. Its parameters become the fields of a JSON object.
+/// Parses the query string of a request as a JSON object, whose fields are the parameters.
 pub(crate) fn parse_query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiError> {
     let mut fields = Map::new();
     let pairs = form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());

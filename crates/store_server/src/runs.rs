@@ -88,7 +88,7 @@ impl RunLease {
 pub(crate) type LockedRun = OwnedRwLockReadGuard<ServedRun>;
 
 impl ServedRun {
-    /// Returns the store of the run. `name` is the name of the run for the error.
+    /// Returns the store of the run. `name` is the name of the run, for the error.
     ///
     /// # Errors
     /// Returns an error if the run does not exist.
@@ -115,7 +115,7 @@ impl ServedRun {
 }
 
 impl ServedRuns {
-    /// Creates the collection of the stores in `dir`, or in memory if `dir` is `None`. `ttl` is the
+    /// Creates a collection of run stores in `dir`, or in memory if `dir` is `None`. `ttl` is the
     /// duration of a lease.
     pub fn new(dir: Option<PathBuf>, ttl: Duration) -> Self {
         ServedRuns { dir, ttl, runs: Mutex::default() }

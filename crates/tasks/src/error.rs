@@ -54,7 +54,7 @@ pub enum TaskError {
     Format {
         /// Path of the file.
         path: PathBuf,
-        /// Problem of the file, and what to do.
+        /// What is wrong with the file, and what to do.
         why: String,
     },
     /// The files of the source have no rows.
@@ -95,7 +95,7 @@ pub enum TaskError {
         field: String,
         /// Names of the fields that the row has.
         has: String,
-        /// Advice which field may be meant.
+        /// Suggestion which field may be meant.
         way_out: String,
     },
     /// A field has an invalid value.

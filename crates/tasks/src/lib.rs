@@ -81,8 +81,7 @@ pub struct Task {
     /// Conversation that ends with the question. Empty if the task is only a question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// Expected answer, which scorers compare with the completion. It is a list if several answers
-    /// are right.
+    /// Expected answer, for scorers. It is a list if several answers are right.
     pub answer: Value,
     /// Expected answer as a number, if the row has a number and `answer` has its digits as a
     /// string. Programs and functions get the number, scorers of text get the digits.

@@ -10,8 +10,8 @@ const SHINGLE_TOKENS: usize = 3;
 /// Maximum number of questions that share a shingle. A shingle of more questions is not used for
 /// the lookup.
 const MAX_SHINGLE_QUESTIONS: usize = 64;
-/// Minimum word overlap of near copies: the fraction of each text's words that the other text
-/// shares.
+/// Minimum word overlap of near copies: the number of words in both texts, as a fraction of the
+/// words in either text (Jaccard index).
 const MIN_WORD_OVERLAP: f64 = 0.8;
 /// Minimum number of words of a question that can be recognized by its words.
 const MIN_WORDS: usize = 4;

@@ -234,8 +234,8 @@ impl Task {
     }
 
     /// Returns the keys of all texts in the task that could be a held-out question: its
-    /// conversation, each turn, each line and labeled part of a turn, and each string in the
-    /// arguments of tool calls.
+    /// conversation, each turn, each line and labeled part of a turn, and all strings in tool call
+    /// arguments.
     pub fn shown_keys(&self) -> Vec<QuestionKey> {
         let question = self.question_key();
         let mut shown = vec![question];
@@ -326,8 +326,8 @@ impl Task {
     }
 
     /// Returns the key of the complete task by the rule of runs with
-    /// [`Matching::Rows`](super::Matching). Case and white space of texts are ignored, and so are
-    /// tool calls.
+    /// [`MatchingRule::Rows`](super::MatchingRule). Case and white space of texts are ignored, and
+    /// so are tool calls.
     pub(crate) fn loose_row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
         let mut hash =
             Sha256::new().chain_update(self.key().0).chain_update(to_words(&self.answer));
@@ -359,7 +359,8 @@ fn to_words(value: &Value) -> String {
     to_value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
 }
 
-/// Returns the keys of the parts of a text. Empty if the text has only one part.
+/// Returns the keys of the parts of a text. If the text has only one part, returns only the keys of
+/// its sentences.
 fn part_keys(text: &str) -> Vec<QuestionKey> {
     let parts = split_parts(text);
     let mut texts: Vec<String> = Vec::new();

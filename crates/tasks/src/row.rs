@@ -26,7 +26,7 @@ impl From<Map<String, Value>> for TaskRow {
 }
 
 impl TaskRow {
-    /// Returns whether the task has no row, as a generated task.
+    /// Returns whether the task has no row, for example because it was generated.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -492,9 +492,9 @@ fn are_letters(pair: Option<&[char]>) -> bool {
     pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()))
 }
 
-/// Splits a line after each sentence that is followed by an equals sign or a bracket, as in `Who
-/// was it? = Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such
-/// position.
+/// Splits a line after each sentence that is followed by a sign, such as an equals sign or a
+/// bracket, as in `Who was it? = Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if
+/// there is no such position.
 pub(super) fn split_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;

@@ -56,9 +56,8 @@ impl Term {
         self.format_infix("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
-    /// Moves a number that multiplies a longer term before that term: `(12 + 7) * 3` becomes `3 *
-    /// (12 + 7)`.
-    /// * 3`.
+    /// Moves a number that multiplies a longer term before that term: `(12 + 7) * 3` becomes
+    /// `3 * (12 + 7)`.
     pub fn move_factor_first(self) -> Term {
         match self {
             Term::Binary(ArithmeticOperator::Times, lhs, rhs)

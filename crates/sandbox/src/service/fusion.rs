@@ -126,7 +126,7 @@ fn null_to_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// Overall status of a response in SandboxFusion's API.
+/// Overall status of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// All commands exited with code 0.
@@ -137,7 +137,7 @@ pub enum Status {
     SandboxError,
 }
 
-/// Status of a command in SandboxFusion's API.
+/// Status of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandStatus {
     /// The command exited or was ended by a signal.
@@ -148,7 +148,7 @@ pub enum CommandStatus {
     TimeLimitExceeded,
 }
 
-/// Result of a command, such as a run, in SandboxFusion's API.
+/// Result of a command, such as a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CommandResult {
     /// Status of the command.
@@ -215,7 +215,7 @@ pub struct JupyterResponse {
     pub files: BTreeMap<String, String>,
 }
 
-/// Result of a notebook cell in SandboxFusion's API.
+/// Result of a notebook cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellResponse {
     /// Standard output of the cell.

@@ -105,7 +105,8 @@ pub trait Rollouts: Debug + Send + Sync {
     /// ended.
     async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>>;
 
-    /// Ends the lease of a try. Repeating the same end is a no-op.
+    /// Ends the lease of a try. If `metadata` is set, it replaces the metadata of the try.
+    /// Repeating the same end is a no-op.
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has

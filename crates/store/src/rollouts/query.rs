@@ -28,7 +28,7 @@ pub enum SortOrder {
     Desc,
 }
 
-/// Selects a page of a result, and the order of its rows.
+/// A request for one page of a result, with the order of the rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRequest {
     /// Maximum number of rows on the page, at least 1. `None` returns all rows.

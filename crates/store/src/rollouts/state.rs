@@ -60,7 +60,7 @@ impl TryState {
         }
     }
 
-    /// Returns the status that the worker of the try has because of the try.
+    /// Returns the status of the try's worker, which follows from the status of the try.
     pub fn worker_status(&self) -> WorkerStatus {
         match self.status {
             TryStatus::Succeeded | TryStatus::Failed => WorkerStatus::Idle,
@@ -255,7 +255,7 @@ impl RolloutState {
     }
 
     /// Records a heartbeat of the try of `lease`. Returns the time until which the next progress
-    /// report must arrive.
+    /// report must arrive, or `None` if there is no such timeout.
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if the lease is no longer valid.

@@ -126,7 +126,7 @@ pub struct RolloutConfig {
     /// Maximum number of tries, at least 1. Tries that a worker released do not count.
     #[serde(rename = "max_attempts")]
     pub max_tries: u32,
-    /// Statuses of a try that queue the rollout again.
+    /// Statuses of a try after which the rollout is queued again.
     #[serde(rename = "retry_condition")]
     pub retry_on: Vec<TryStatus>,
 }
@@ -251,8 +251,8 @@ pub struct Try {
     pub number: u32,
     /// Time at which the try was leased, as a Unix timestamp in seconds.
     pub start_time: f64,
-    /// Time at which the worker reported success or failure, as a Unix timestamp in seconds. `None`
-    /// if it has not.
+    /// Time at which the worker reported success or failure, or returned the lease, as a Unix
+    /// timestamp in seconds. `None` if it has not.
     pub end_time: Option<f64>,
     /// Status of the try.
     pub status: TryStatus,
@@ -369,12 +369,13 @@ pub struct Worker {
     pub id: String,
     /// Status of the worker.
     pub status: WorkerStatus,
-    /// Statistics that the worker's last heartbeat contained. `None` if it contained none.
+    /// Statistics of the worker's last heartbeat that contained any. `None` if no heartbeat did.
     pub heartbeat_stats: Option<Json>,
     /// Time of the worker's last heartbeat, as a Unix timestamp in seconds. `None` if there is
     /// none.
     pub last_heartbeat_time: Option<f64>,
-    /// Unix timestamp of the last lease, or of the last request for a lease.
+    /// Unix timestamp of the worker's last lease, or of its last request for a lease. `None` if
+    /// there is none.
     pub last_dequeue_time: Option<f64>,
     /// Unix timestamp at which the worker last became busy. `None` if it never was.
     pub last_busy_time: Option<f64>,

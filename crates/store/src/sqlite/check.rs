@@ -54,7 +54,7 @@ pub struct CheckReport {
     pub plans: ValueCounts,
     /// Numbers of intact and lost evaluations.
     pub evaluations: ValueCounts,
-    /// Number of rows without a checksum, which a build without checksums wrote.
+    /// Number of rows without a checksum, because an earlier build wrote them.
     pub rows_without_checksum: u64,
     /// All problems that were found. Empty if the file is not damaged.
     pub findings: Vec<Finding>,
@@ -100,7 +100,7 @@ pub enum FindingKind {
     Plan,
     /// A step plan is intact, but trains on attempts that are lost.
     PlannedAttempt,
-    /// An evaluation is damaged, and is lost.
+    /// An evaluation is missing or damaged, and is lost.
     Evaluation,
     /// The tombstones of withdrawn attempts, which contain the reasons, are missing or damaged.
     Withdrawal,
@@ -276,7 +276,8 @@ fn determine_run_id(
     run
 }
 
-/// Checks all attempts, adds the intact ones to `rescue`, and returns the ids of the intact ones.
+/// Checks all attempts, adds the intact ones to `rescue`, and returns the ids of the intact
+/// attempts.
 fn check_attempts(
     connection: &Connection,
     run: &RunId,

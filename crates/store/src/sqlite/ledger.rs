@@ -8,8 +8,8 @@ use crate::error::Failure;
 use crate::plan_header::{StepPlanHeader, indexed_sequences, push_sequence};
 use crate::{PerToken, PlannedSequence, StepPlan, WriteOutcome};
 
-/// Records a step plan. An equal recorded plan is a no-op, and a different recorded plan is a
-/// conflict.
+/// Records a step plan. If an equal plan is recorded already, does nothing. A different recorded
+/// plan is a conflict.
 pub(super) fn record_plan(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, Failure> {
     checks::check_plan(plan)?;
     match read_plan(to, plan.phase, plan.step)? {

@@ -229,7 +229,7 @@ async fn run_on_worker<T: Send + 'static>(
 }
 
 /// Waits for the result of a job. The outer error states that the thread exited or did not respond
-/// in time. An error of the job is returned with `key`.
+/// in time. The inner error is the error of the job, together with `key`.
 async fn wait_for_result<T, E>(
     location: &str,
     action: &'static str,
@@ -267,8 +267,8 @@ async fn start_thread(
 }
 
 /// Starts a database thread, which opens a connection with `open` and then processes jobs with
-/// `work`. `name` is the name of the thread, and `key` names in errors what is opened. Returns the
-/// thread and the second value that `open` returned. In a test after
+/// `work`. `name` is the name of the thread, and `key` names in error messages what `open` opens.
+/// Returns the thread and the second value that `open` returned. In a test after
 /// [`levade_policy::block_in_caller`], each job runs in its caller instead.
 async fn start_worker<T: Send + 'static>(
     location: &str,

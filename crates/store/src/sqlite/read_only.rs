@@ -24,7 +24,7 @@ use super::schema::connect;
 /// the file meanwhile.
 const MAX_COPY_TRIES: u32 = 5;
 
-/// Returns whether SQLite could not open a file because it has no write permission.
+/// Returns whether SQLite reports that it could not open a file for writing.
 pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),

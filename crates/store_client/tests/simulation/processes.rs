@@ -11,7 +11,7 @@ pub type RunnerFactory = Arc<
     dyn Fn(String, usize, mpsc::UnboundedReceiver<()>) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 >;
 
-/// A runner process, and how it is asked to stop.
+/// A runner process, with the channel for requests to stop.
 pub struct RunnerProcess {
     pub name: String,
     slots: usize,

@@ -24,7 +24,8 @@ pub fn directory() -> TempDir {
     dir.unwrap()
 }
 
-/// Simulates seeds on all cores. Panics with the first seed that breaks a rule.
+/// Simulates `count` seeds on all cores. Panics if a seed breaks a rule, and names up to ten such
+/// seeds.
 pub fn run_seeds(simulate: fn(u64) -> Outcome, first: u64, count: u64) {
     let next = AtomicU64::new(first);
     let totals = [AtomicU64::new(0), AtomicU64::new(0)];

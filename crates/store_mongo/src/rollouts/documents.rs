@@ -106,7 +106,7 @@ impl StoredRollout {
         StoredRollout { document, state, earlier: Vec::new() }
     }
 
-    /// Parses a rollout and its tries from the document of the rollout.
+    /// Parses the document of a rollout, which contains its tries.
     pub fn parse(document: Document) -> Result<Self> {
         let status = fields::read_text(&document, "status")?;
         let config = parse_config(document.get_document("config").unwrap_or(&Document::new()))?;
@@ -218,7 +218,7 @@ impl StoredRollout {
         self.state.latest.as_ref().map(|_| self.earlier.len())
     }
 
-    /// Returns the try at `index` in the public format, or `None` if there is no such try.
+    /// Returns the try at `index` as a [`Try`], or `None` if there is no such try.
     pub fn try_at(&self, index: usize) -> Result<Option<Try>> {
         let Some(of) = self.try_state(index) else { return Ok(None) };
         let document = tries(&self.document).nth(index);
@@ -237,13 +237,13 @@ impl StoredRollout {
         }))
     }
 
-    /// Returns all tries of the rollout in the public format, oldest first.
+    /// Returns all tries of the rollout, oldest first.
     pub fn tries(&self) -> Result<Vec<Try>> {
         let tries = (0..self.state.started as usize).map(|index| self.try_at(index).transpose());
         tries.flatten().collect()
     }
 
-    /// Returns the rollout in the public format, with its latest try.
+    /// Returns the rollout as a [`Rollout`], with its latest try.
     pub fn to_rollout(&self) -> Result<Rollout> {
         let StoredRollout { document, state, .. } = self;
         Ok(Rollout {
@@ -282,7 +282,7 @@ pub(super) fn parse_resources(of: &Document) -> Result<Resources> {
     })
 }
 
-/// Parses a worker from the document of the worker.
+/// Parses the document of a worker.
 pub(super) fn parse_worker(of: &Document) -> Result<Worker> {
     let status = fields::read_text(of, "status")?;
     Ok(Worker {
@@ -299,7 +299,7 @@ pub(super) fn parse_worker(of: &Document) -> Result<Worker> {
     })
 }
 
-/// Parses a span from the document of the span.
+/// Parses the document of a span.
 pub(super) fn parse_span(of: &Document) -> Result<Span> {
     Ok(Span {
         rollout_id: fields::read_text(of, "rollout")?,

@@ -140,8 +140,8 @@ impl MongoRollouts {
         created.to_rollout()
     }
 
-    /// Returns the id of the resources that were added last, if a rollout of `new` needs it.
-    /// Otherwise returns `None`.
+    /// Returns the id of the resources that were added last, or `None` if there are none or no
+    /// rollout of `new` needs the id.
     async fn latest_resources_id(&self, new: &[NewRollout]) -> Result<Option<String>> {
         if new.iter().all(|new| new.resources_id.is_some()) {
             return Ok(None);
@@ -296,7 +296,7 @@ impl MongoRollouts {
     }
 
     /// Records a heartbeat of the try of `lease`. Returns the time until which the next progress
-    /// report must arrive.
+    /// report must arrive, or `None` if there is no such timeout.
     pub(super) async fn report_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         let report = |of: &mut StoredRollout, now| {
             let until = of.state.record_heartbeat(lease, now)?;
@@ -306,7 +306,8 @@ impl MongoRollouts {
         Ok(self.update(&lease.rollout_id, report).await?.0)
     }
 
-    /// Ends a lease, and with it the try. `metadata` replaces the metadata of the try.
+    /// Ends a lease, and with it the try. If `metadata` is set, it replaces the metadata of the
+    /// try.
     pub(super) async fn end_lease(
         &self,
         lease: &Lease,

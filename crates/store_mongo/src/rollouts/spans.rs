@@ -156,7 +156,7 @@ impl MongoRollouts {
     }
 
     /// Reserves `count` consecutive sequence numbers of a rollout, above `floor` and above all
-    /// reserved numbers. Returns the first number.
+    /// reserved numbers. Returns the first number, or 0 if `count` is 0.
     pub(super) async fn reserve_above(&self, rollout: &str, floor: u64, count: u64) -> Result<u64> {
         let [floor_number, count_number] =
             [floor, count].map(|number| i64::try_from(number).unwrap_or(i64::MAX));

@@ -15,7 +15,7 @@ use crate::response::{ApiError, RouteResult, ok_response};
 use crate::service::Shared;
 use crate::spans::by_number;
 
-/// First span id of spans that store events. Such ids do not collide with other span ids: clients
+/// Smallest id of a span that stores an event. Such ids do not collide with other span ids: clients
 /// choose ids at random, and reports of Agent Lightning 0.1 have small ids.
 const FIRST_SPAN_ID: usize = 0xe << 60;
 

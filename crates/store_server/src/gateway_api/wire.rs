@@ -38,7 +38,8 @@ impl GatewayState {
         }
     }
 
-    /// Returns the two statuses of stored rollouts that correspond to this state.
+    /// Returns the statuses of stored rollouts that correspond to this state. A single status is
+    /// returned twice.
     pub fn matching_statuses(self) -> [RolloutStatus; 2] {
         match self {
             GatewayState::Queuing => [RolloutStatus::Queuing, RolloutStatus::Requeuing],

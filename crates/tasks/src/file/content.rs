@@ -65,8 +65,8 @@ pub(super) fn read_file(path: &Path) -> Result<FileContent, TaskError> {
     decode_content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
 }
 
-/// Decompresses and decodes the bytes of a file. Returns a description of the problem if the format
-/// is not supported.
+/// Decompresses and decodes the bytes of a file. Returns a description of the problem if the file
+/// is damaged or its format is not supported.
 fn decode_content(mut bytes: Vec<u8>) -> Result<FileContent, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {

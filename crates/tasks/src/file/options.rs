@@ -381,7 +381,7 @@ fn is_blank(value: &Value) -> bool {
     value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
 }
 
-/// Returns whether any other program that reads the number prints the same digits.
+/// Returns whether the number keeps its digits if another program reads and prints it.
 fn is_portable(number: &Number) -> bool {
     let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
     integer

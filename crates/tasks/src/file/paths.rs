@@ -139,8 +139,8 @@ const PREPARE_PROGRAM: &str = "prepare.py";
 /// Number of parent directories of a data file in which [`PREPARE_PROGRAM`] is searched.
 const MAX_PARENTS: usize = 3;
 
-/// Returns advice how to create a missing data file, as the end of an error message. Returns `None`
-/// if the recipe has no program for it.
+/// Returns advice on how to create a missing data file, as the end of an error message. Returns
+/// `None` if the recipe has no program for it.
 fn prepare_advice(path: &Path) -> Option<String> {
     let dirs = path.ancestors().skip(1).take(MAX_PARENTS);
     let prepare = dirs.map(|dir| dir.join(PREPARE_PROGRAM)).find(|prepare| prepare.is_file())?;

@@ -40,7 +40,8 @@ const WEAVE: &str = "agentlightning.operation";
 /// Text that the name of a span contains if the span is a model call.
 const CALL_NAME: &str = "openai.chat.completion";
 
-/// Error for a reported reward that is not a finite number. The try then counts as unscored.
+/// Error for a reported reward that cannot be read, for example because it is not a finite number.
+/// The try then counts as unscored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("span {span_id}: {text}")]
 pub struct UnreadableReward {
@@ -154,7 +155,7 @@ impl Trace {
     }
 
     /// Moves each topmost sibling below the shortest node that encloses it in time. A framework
-    /// that traces by several systems loses the parents of its model calls; this restores them.
+    /// that traces with several systems loses the parents of its model calls.
     fn restore_lost_parents(&mut self) {
         let mut parent = None;
         let mut siblings = self.roots.clone();

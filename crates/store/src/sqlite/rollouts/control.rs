@@ -80,7 +80,8 @@ pub(super) struct StoredRollout {
     /// Row id of the latest try. 0 if no try has started.
     pub latest_seq: i64,
     pub state: RolloutState,
-    /// Stored time at which the next timeout of the rollout expires. `None` if no timeout applies.
+    /// Time at which the next timeout of the rollout expires, as it is stored. `None` if no timeout
+    /// applies.
     expires: Option<f64>,
 }
 
@@ -91,7 +92,7 @@ impl StoredRollout {
         Ok(call.db.prepare_cached(&sql)?.query_row([id], Self::read).optional()?)
     }
 
-    /// Reads the rollout with the id `id`, which must exist.
+    /// Reads the rollout with the id `id`.
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.

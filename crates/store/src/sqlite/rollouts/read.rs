@@ -135,7 +135,7 @@ impl QueryConditions {
 /// The SQL tables, columns and order from which a page of rows is read.
 struct RowSource<'a> {
     from: &'a str,
-    /// Tables for counting the rows, which can be fewer than `from`.
+    /// Tables for counting the rows, which can be fewer than the tables in `from`.
     count_from: &'a str,
     columns: &'a str,
     fields: &'a [Field],

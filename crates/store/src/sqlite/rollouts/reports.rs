@@ -13,7 +13,8 @@ use crate::rollouts::{
 };
 
 /// Records a heartbeat of a worker for the try of `lease`. Returns the time until which the next
-/// progress report must arrive, and whether the status of the rollout changed.
+/// progress report must arrive (`None` without a timeout), and whether the status of the rollout
+/// changed.
 pub(super) fn record_heartbeat(
     call: CallContext<'_>,
     lease: &Lease,
@@ -24,7 +25,7 @@ pub(super) fn record_heartbeat(
     Ok((until, rollout.state.is_changed))
 }
 
-/// Ends a lease, and with it the try. `metadata` replaces the metadata of the try.
+/// Ends a lease, and with it the try. If `metadata` is set, it replaces the metadata of the try.
 pub(super) fn end_lease(
     call: CallContext<'_>,
     lease: &Lease,
