@@ -102,8 +102,8 @@ struct PublishedWeights {
     version: u64,
 }
 
-/// Tabular policy that samples and trains: its weights are a table of logits. As a critic, its value
-/// of a state is the first weight of the state's row.
+/// Tabular policy that samples and trains: its weights are a table of logits. As a critic, its
+/// value of a state is the first weight of the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<SimulatorState>,

@@ -45,7 +45,8 @@ struct LedgerState {
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
-    /// Reason for the wait before a request is sent again; `None` if no request waits.
+    /// Reason for the last wait before a request was sent again; `None` if none waited since the
+    /// last call began.
     wait: Option<String>,
     /// Defect of a message that may be the response to the pending request, such as a wrong id or
     /// text around the JSON. `None` if there is no such message.
