@@ -229,7 +229,7 @@ impl HubClient {
         )
     }
 
-    /// Requests the bytes from offset `from` on. Any HTTP status is `Ok`; no response is an error.
+    /// Sends one request for the bytes from `from` on. Only a missing response is an error.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.settings.token {
