@@ -72,7 +72,7 @@ impl AdapterLayout {
 }
 
 impl AdaptedProjection {
-    /// Returns the columns of `rows` that this part adapts. `rows` is the output of the linear map.
+    /// Returns the projection's columns of `rows`, the output of the linear map.
     fn adapted_columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
         Matrix::with_stride(
             &rows[self.outputs.start..],

@@ -88,7 +88,7 @@ impl TensorReader<'_> {
         Ok(LayerNormWeights { weight: part("weight")?, bias: part("bias")? })
     }
 
-    /// Reads the linear maps `names`, which have the same input, and stacks them to one map.
+    /// Reads the linear maps `names`, which have the same input, and stacks them into one map.
     fn read_linear(
         &self,
         names: &[String],

@@ -232,8 +232,8 @@ impl Engine {
         wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
     }
 
-    /// Returns load and counters, even while the engine's thread executes a learner's command.
-    /// During such a command, the thread processes no other command.
+    /// Returns load and counters, even while the engine's thread executes a learner's command, such
+    /// as the backward pass of a micro-batch, and processes no other command.
     async fn status(&self) -> Result<EngineStatus, PolicyError> {
         let mut command_in_progress = self.command_in_progress.clone();
         tokio::select! {

@@ -206,7 +206,7 @@ struct RowResult {
     logprobs: Vec<f32>,
     /// Entropy of the row's distribution, in nats.
     entropy: f64,
-    /// Sum of the squared probabilities (Σ p²) of the row's distribution, if requested.
+    /// Sum of the squared probabilities (Σ p²) of the row's distribution; 0 if not requested.
     concentration: f64,
     sums: ForwardBackward,
     /// Factor by which the row of logits must still be multiplied to become its gradient.

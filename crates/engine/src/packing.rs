@@ -33,7 +33,7 @@ impl BatchUnit {
     }
 }
 
-/// Step of a training pass over a batch, which processes one unit.
+/// Step of the traversal of a batch, which processes one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScheduleStep {
     /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one

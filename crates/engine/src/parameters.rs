@@ -55,11 +55,11 @@ impl Parameters<'_> {
         let master = SharedSlice::new(master);
         compute.pool.run(chunks.len(), |task| {
             let chunk = &chunks[task];
-            // SAFETY: pieces do not overlap, and each belongs to one task.
+            // SAFETY: chunks do not overlap, and each belongs to one task.
             let values = unsafe { master.slice(chunk.range.start, chunk.range.len()) };
             change(chunk, values);
             if let Some((matrix, panel)) = chunk.panel {
-                // SAFETY: each panel belongs to one piece.
+                // SAFETY: each panel belongs to one chunk.
                 unsafe { panels[matrix].1.pack(compute.kernel(), panel, values) };
             }
         });

@@ -47,19 +47,19 @@ pub type ResponseSender<T> = oneshot::Sender<Result<T, PolicyError>>;
 
 /// Command of a handle to the engine's thread. The number in a variant is the index of the policy.
 pub enum EngineCommand {
-    /// Command to sample a completion.
+    /// Samples a completion.
     Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, ResponseSender<()>),
-    /// Command to abort the requests of a stream, or all requests of the policy if the stream is
-    /// `None`. The response is the number of aborted requests.
+    /// Aborts the requests of a stream, or all requests of the policy if the stream is `None`. The
+    /// response is the number of aborted requests.
     Abort(u32, Option<u64>, ResponseSender<usize>),
-    /// Query of the engine's load and counters.
+    /// Returns the engine's load and counters.
     Status(ResponseSender<EngineStatus>),
-    /// Query of the version of the policy's published weights.
+    /// Returns the version of the policy's published weights.
     Version(u32, ResponseSender<u64>),
-    /// Command to create an adapter with options, a seed and the name of the base model. The
-    /// response is the index of the adapter's policy.
+    /// Creates an adapter with options, a seed and the name of the base model. The response is the
+    /// index of the adapter's policy.
     Lora(LoraOptions, u64, String, ResponseSender<u32>),
-    /// Command that uses or changes the weights of a policy.
+    /// Uses or changes the weights of a policy.
     Learn(u32, LearnerCommand),
 }
 

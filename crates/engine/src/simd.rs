@@ -85,7 +85,7 @@ fn amx_available() -> bool {
 }
 
 /// Requests the AMX registers from Linux (kernel documentation, x86/xstate). Linux grants the
-/// registers to processes that request them, and rejects the request if the processor has none.
+/// registers to processes that request them, and rejects the request if it does not support them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn request_amx_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;

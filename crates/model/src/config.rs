@@ -408,7 +408,7 @@ fn family_titles(has: fn(&FamilyTraits) -> bool) -> String {
 }
 
 impl RopeScaling {
-    /// Describes the first impossible parameter of the rotary embedding, or returns `None` if all
+    /// Describes the first impossible parameter of the scaling, or returns `None` if all parameters
     /// are possible.
     fn contradiction(&self) -> Option<String> {
         match *self {

@@ -24,7 +24,7 @@ pub enum Source {
     },
     /// A model on the Hugging Face hub.
     Hub {
-        /// Id of the model on the hub, such as `owner/name`.
+        /// Id of the model on the hub, of the form `owner/name`.
         id: String,
         /// Branch, tag or commit of the model on the hub; `main` by default.
         revision: String,

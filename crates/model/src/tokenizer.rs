@@ -34,7 +34,7 @@ pub struct GgufTokenizer {
     /// Score of each token in a SentencePiece vocabulary, by id: the pair with the best score is
     /// merged first. Empty if the file has no scores.
     pub scores: Vec<f32>,
-    /// Merge rules of BPE, each of the form "left right", in order of priority.
+    /// Merge rules of BPE, each of the form "left right", from the highest priority to the lowest.
     pub merges: Vec<String>,
     /// Id of the token at the start of a text; `None` if the file names no such token.
     pub bos: Option<u32>,

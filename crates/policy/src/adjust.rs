@@ -11,8 +11,8 @@
 use crate::SamplingParams;
 
 impl SamplingParams {
-    /// Returns whether penalties or biases can change the logits, so that tokens are sampled from
-    /// another distribution than the model's.
+    /// Returns whether penalties, biases or `min_tokens` can change the logits, so that tokens are
+    /// sampled from another distribution than the model's.
     pub fn has_adjustments(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
@@ -21,8 +21,8 @@ impl SamplingParams {
             || (self.min_tokens > self.sampled_before && !self.stop_ids.is_empty())
     }
 
-    /// Adjusts raw logits, one for each token of the vocabulary, by penalties and biases.
-    /// `sequence` is the prompt followed by the completion so far. The completion is the last
+    /// Adjusts raw logits, one for each token of the vocabulary, by penalties, biases and
+    /// `min_tokens`. `sequence` is the prompt followed by the completion so far, which is its last
     /// `num_sampled` tokens.
     ///
     /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and

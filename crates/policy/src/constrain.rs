@@ -11,11 +11,10 @@ use crate::{
     process_time,
 };
 
-/// Maximum number of grammars compiled concurrently, so that the compilation of grammars never
-/// occupies all processors.
+/// Maximum number of grammars compiled concurrently, so that compilation never occupies all
+/// processors.
 const MAX_CONCURRENT: usize = 2;
-/// Timeout for the compilation of one grammar, including the wait for the compilation of earlier
-/// grammars.
+/// Timeout for the compilation of one grammar, including the wait for earlier grammars.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the constraint of a validated `request`, in the state after the tokens of its completion

@@ -7,9 +7,9 @@ use std::ffi::OsString;
 pub const CHILD_VARIABLES: [&str; 9] =
     ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
 
-/// Returns the environment variable `LEVADE_X` of this process. If it is not set, returns
-/// `DRESSAGE_X`, its name before the project was called Levade. An empty variable counts as unset.
-/// Variables without the prefix `LEVADE_` have only one name.
+/// Returns the value of the environment variable `name` of this process. If a variable `LEVADE_X`
+/// is not set, returns the value of `DRESSAGE_X`, its name before the project was called Levade. An
+/// empty variable counts as unset. Variables without the prefix `LEVADE_` have only one name.
 pub fn read_variable(name: &str) -> Option<OsString> {
     read_variable_from(name, |name| std::env::var_os(name))
 }

@@ -30,7 +30,7 @@ pub enum PolicyError {
          learning rate, and resume from an earlier checkpoint), or are damaged"
     )]
     NotFinite {
-        /// Number of tokens in the sequence before the sampling that failed.
+        /// Number of tokens in the sequence before the token whose sampling failed.
         position: usize,
     },
     /// The learner cannot divide an update into micro-batches as the recorded plan prescribes.

@@ -19,12 +19,11 @@ pub struct LoraOptions {
     /// Whether the scale is alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
     #[serde(alias = "rank_stabilised")]
     pub rank_stabilized: bool,
-    /// Ranks that differ from `rank`, by target. A target is named as in `targets`. The longest
-    /// matching name applies.
+    /// Ranks that differ from `rank`, by a name as in `targets`. The longest matching name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ranks: BTreeMap<String, usize>,
-    /// Values of alpha that differ from `alpha`, by target. A target is named as in `targets`. The
-    /// longest matching name applies.
+    /// Values of alpha that differ from `alpha`, by a name as in `targets`. The longest matching
+    /// name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alphas: BTreeMap<String, f32>,
 }

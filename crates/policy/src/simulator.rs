@@ -102,8 +102,8 @@ struct PublishedWeights {
     version: u64,
 }
 
-/// Simulated policy: a table of logits that samples and trains. As a critic, its value of a state
-/// is the first weight of the state's row.
+/// Tabular policy that samples and trains: its weights are a table of logits. As a critic, its
+/// value of a state is the first weight of the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<SimulatorState>,
@@ -163,7 +163,7 @@ impl Simulator {
         self.lock_state().weights.clone()
     }
 
-    /// Returns the accumulated gradient, which is then cleared.
+    /// Returns the accumulated gradient and clears it.
     pub fn take_gradient(&self) -> Vec<f64> {
         let mut state = self.lock_state();
         let size = state.gradient.len();

@@ -12,7 +12,7 @@ pub struct LossTerms {
     pub units: Vec<Vec<LossRow>>,
 }
 
-/// Losses of the terms of one predicted distribution, which include all targets that the same token
+/// Losses of the terms of one predicted distribution: the terms of all targets that the same token
 /// predicts at the same temperature.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LossRow {

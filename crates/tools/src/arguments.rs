@@ -4,8 +4,8 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-/// Maximum number of characters in an error message. It is needed because a message quotes a value
-/// that the model may have written with any length.
+/// Maximum number of characters in an error message, which may quote a value of any length that the
+/// model has written.
 const MAX_ERROR_CHARS: usize = 500;
 
 /// Validator of a tool call's arguments by a JSON schema.

@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// Options of `[[tool]] kind = "calculator"`, which evaluates arithmetic expressions. It has no
-/// options of its own.
+/// Options of `[[tool]] kind = "calculator"`, which evaluates arithmetic expressions. This kind has
+/// no keys of its own.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CalculatorKeys {}
@@ -49,7 +49,7 @@ impl Default for Calculator {
 }
 
 impl Calculator {
-    /// Name of the tool by which the model calls it.
+    /// Name by which the model calls the tool.
     pub const NAME: &'static str = CALCULATOR;
 
     /// Returns the description of the tool for the model.

@@ -14,7 +14,8 @@ use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// Number of bytes of a program's output that are kept from the start, and as many from the end.
+/// Maximum number of bytes that are kept from the start of a program's output; as many are kept
+/// from its end.
 const KEPT_OUTPUT_BYTES: usize = 512 << 10;
 
 /// Maximum number of characters of an error message that the model reads.

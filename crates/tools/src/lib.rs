@@ -461,7 +461,7 @@ pub enum ToolError {
          name, or set `tool_descriptions` to {{}}; there is {known}"
     )]
     UnknownDescription {
-        /// Description of the tool or the parameter that does not exist.
+        /// Text that names the tool or the parameter that does not exist.
         described: String,
         /// Comma-separated names of the tools or parameters that exist.
         known: String,

@@ -45,7 +45,7 @@ pub struct SummarizedToolbox {
     pub toolbox: Arc<dyn Toolbox>,
     /// Slot for the agent that summarizes the results.
     pub slot: HelperSlot,
-    /// Length from which tool results are summarized, and the instruction to the agent.
+    /// Length above which tool results are summarized, and the instruction to the agent.
     pub keys: CondenseKeys,
 }
 

@@ -157,7 +157,7 @@ impl CodeTool {
     /// Name of the toolbox's kind in a recipe.
     pub const NAME: &'static str = "sandbox";
 
-    /// Name of the tool by which the model calls it.
+    /// Name by which the model calls the tool.
     pub const TOOL: &'static str = "python";
 
     /// Creates the toolbox `name`, in which the code of a call may run for `seconds`. `None` means

@@ -134,7 +134,7 @@ enum PassageLocation {
 }
 
 impl SearchTool {
-    /// Name of the tool by which the model calls it.
+    /// Name by which the model calls the tool.
     pub const NAME: &'static str = "search";
 
     /// Creates a tool that searches the index in `keys`, or the server if `keys` sets no index.

@@ -26,7 +26,7 @@ use super::usage::{Usage, UsageMeter};
 use super::{HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
-/// Maximum number of concurrent calls, because a completion can contain any number of calls.
+/// Maximum number of concurrent calls of one turn, whose completion can contain any number.
 const MAX_CONCURRENT_CALLS: usize = 32;
 
 /// Maximum size of the scorer input of a toolbox as JSON, in bytes. The complete input is recorded
@@ -111,8 +111,7 @@ impl ToolSet {
         self
     }
 
-    /// Replaces the descriptions that the toolboxes give with the texts in `descriptions`. Any
-    /// texts that were set earlier are discarded.
+    /// Replaces the toolboxes' descriptions with `descriptions`. Texts set earlier are discarded.
     #[must_use]
     pub fn with_descriptions(mut self, descriptions: &ToolDescriptions) -> Self {
         self.lists.descriptions = Arc::new(descriptions.clone());
@@ -249,18 +248,16 @@ pub struct OpenTools {
 struct OpenToolbox {
     name: String,
     session: Box<dyn Session>,
-    /// Tools that the model knows: the tools in the prompt, updated by announcements in
-    /// observations.
+    /// Tools that the model knows: the prompt's tools, updated by announcements in observations.
     tools: Vec<ToolSpec>,
-    /// Tools that observations have announced, as pairs of the name that the model uses and the
-    /// toolbox's own name.
+    /// Tools that observations have announced: the name for the model, and the toolbox's own name.
     appeared: Vec<(String, String)>,
     deadline: Duration,
     strict: bool,
     /// Maximum wait for a permit, which equals the maximum duration of the attempt.
     permit_timeout: Duration,
     meter: Arc<UsageMeter>,
-    /// Permit to have the sessions open.
+    /// Permit to have the session open.
     lease: Permit,
 }
 
@@ -465,8 +462,7 @@ impl OpenTools {
         Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
     }
 
-    /// Executes a tool call. Returns the observation, the duration of the call, and the time that
-    /// it waited for a permit.
+    /// Executes a tool call. Returns its observation, its duration, and its wait for a permit.
     async fn execute_timed(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
         let start = Instant::now();
         let found = self.find(call);
@@ -549,7 +545,6 @@ impl Drop for OpenTools {
     }
 }
 
-/// Describes that a toolbox exceeded its deadline.
 fn describe_timeout(deadline: Duration) -> String {
     format!("the toolbox did not finish within {deadline:?}")
 }

@@ -88,7 +88,7 @@ pub fn step(
         if middle.is_some_and(|middle| range.contains(&middle)) {
             crash_point("in_optim_step");
         }
-        // SAFETY: pieces do not overlap, and each belongs to one task.
+        // SAFETY: chunks do not overlap, and each belongs to one task.
         let [m, v] =
             unsafe { moments.each_ref().map(|array| array.slice(range.start, range.len())) };
         let constants = if *is_matrix { matrix } else { other };

@@ -161,7 +161,7 @@ struct TilePart<'a> {
     sequence_blocks: &'a [u32],
     /// Positions that the part processes. The first position starts a block.
     positions: Range<usize>,
-    /// Whether another part continues the last stretch of this part.
+    /// Whether other parts continue the last stretch of this part.
     continues: bool,
 }
 

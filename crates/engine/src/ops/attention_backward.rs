@@ -5,10 +5,11 @@
 //! (max, Σ e).
 //!
 //! Keys and values are read from their blocks, where the forward pass left them or
-//! [`KeyValues::store_keys_values`] wrote them again. One task is a piece of a span and one key
-//! head with all query heads that share it. It processes the positions that the piece attends to
-//! and writes its partial sums of dK and dV to its own buffer. Partial sums are then added per
-//! token in the order of spans and pieces, so the number of threads does not change the result.
+//! [`KeyValues::store_keys_values`] wrote them again. One task is a chunk of a span's queries and
+//! one key head with all query heads that share it. The task processes the positions that the chunk
+//! attends to and writes its partial sums of dK and dV to its own buffer. Partial sums are then
+//! added per token in the order of spans and chunks, so the number of threads does not change the
+//! result.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -28,9 +29,9 @@ use crate::simd::{LANES, dot, simd};
 /// Number of query rows whose weights exist at a time: enough to amortize reading dK and dV, and
 /// few enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Maximum number of chunks that queries are divided into: for a single span, and approximately for
-/// several spans together. The chunks are part of the definition of the sum. There are enough for
-/// the threads, but few, because each chunk needs its own partial sums.
+/// Maximum number of chunks into which the queries of a single span are divided, and approximate
+/// maximum for all spans of a batch together. The chunks are part of the definition of the sum.
+/// There are enough for the threads, but few, because each chunk needs its own partial sums.
 const MAX_CHUNKS: [usize; 2] = [8, 16];
 /// Maximum number of values of partial sums that exist at a time (64 MiB), unless one chunk needs
 /// more.
@@ -77,7 +78,7 @@ struct QueryChunk {
 pub fn max_partial_sums(shape: AttentionShape, rows: usize, max_positions: usize) -> usize {
     let position = 2 * shape.kv_heads * shape.padded_head_dim();
     let max_positions = row_stride(max_positions).saturating_mul(position);
-    // The pieces of a sequence as long as the batch attend to half of it on average.
+    // The chunks of a sequence as long as the batch attend to half of it on average.
     let chunks = rows.div_ceil(QUERIES).min(MAX_CHUNKS[0]);
     (max_positions.saturating_mul(chunks + 1) / 2).min(MAX_PARTIAL_SUMS.max(max_positions))
 }
@@ -224,8 +225,8 @@ pub fn backward(
                 );
             });
         });
-        // Adds the partial sums. A position's keys and values receive those of all pieces whose
-        // sequence contains it.
+        // A position's keys and values receive the partial sums of all chunks whose sequence
+        // contains the position.
         compute.pool.run(shape.kv_heads * 2, |task| {
             let kv_head = task / 2;
             let part = task % 2;

@@ -69,7 +69,7 @@ fn attention_gradient_matches_finite_differences_on_forest() {
     }
 }
 
-/// Long sequences have several blocks, tiles and pieces. A sum over all gradients is compared
+/// Long sequences have several blocks, tiles and chunks. A sum over all gradients is compared
 /// with a directional difference.
 #[test]
 fn gradient_of_long_sequences_matches_directional_difference() {

@@ -96,8 +96,8 @@ impl AttentionWindow {
     }
 }
 
-/// Maximum number of groups into which spans are divided for each head. Threads store different
-/// groups in parallel.
+/// Maximum number of groups into which spans are divided for each head, so that threads store them
+/// in parallel. Spans that depend on each other's blocks are not divided.
 const MAX_CHUNKS: usize = 4;
 /// Number of blocks allocated at a time, to get huge pages; unused blocks take no physical memory.
 const TOGETHER: usize = 32;
@@ -287,7 +287,7 @@ fn are_disjoint(spans: &[TokenSpan]) -> bool {
 pub struct KvBlocks<'a> {
     /// Blocks that hold all layers of the model.
     pub stack: &'a mut Blocks,
-    /// Blocks that hold only the current layer; `None` outside training.
+    /// Blocks that hold only the current layer; `None` for sampling, which keeps all layers.
     pub passing: Option<&'a mut Blocks>,
 }
 

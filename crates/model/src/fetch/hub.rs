@@ -35,8 +35,8 @@ const COMPANIONS: [&str; 9] = [
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-/// Maximum number of consecutive failed requests for a file. After a request that received bytes of
-/// the file, the count restarts at 1.
+/// Maximum number of consecutive failed requests. After a request that received bytes of a file,
+/// the count restarts at 1.
 const ATTEMPTS: u32 = 5;
 
 /// Client of the Hugging Face hub.
@@ -229,7 +229,7 @@ impl HubClient {
         )
     }
 
-    /// Requests the bytes from offset `from`. A response with any status is `Ok`, none is an error.
+    /// Sends one request for the bytes from `from` on. Only a missing response is an error.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.settings.token {
@@ -534,7 +534,7 @@ enum DownloadError {
     Permanent(ModelError),
 }
 
-/// Copies the response body to a file and flushes it to disk. `added` gets the bytes of each chunk.
+/// Copies the body to a file and flushes it to disk. `added` gets the size of each chunk in bytes.
 fn copy_body(
     body: &mut Body,
     out: &mut File,

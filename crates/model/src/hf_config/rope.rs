@@ -23,9 +23,9 @@ pub(super) fn read_rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope,
     parse_rope_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
-/// Reads two rotary embeddings: for layers with full attention, and for layers with a sliding
-/// window. Newer files have an object for each kind of layer. Older files have a base for each
-/// kind, and one scaling, which applies to full attention. `theta` and `local` are the default
+/// Reads two rotary embeddings, in this order: for layers with full attention, and for layers with
+/// a sliding window. Newer files have an object for each kind of layer. Older files have a base for
+/// each kind, and one scaling, which applies to full attention. `theta` and `local` are the default
 /// bases.
 pub(super) fn read_ropes_by_kind(
     keys: &Keys,

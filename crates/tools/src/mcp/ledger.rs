@@ -3,8 +3,8 @@
 //! The SDK drops a message that does not match its types, and the request then waits until its
 //! timeout. The ledger therefore parses each message first, leniently (see [`lenient`]). A response
 //! that cannot be parsed becomes an error response to its request, with the reason. Results of
-//! `tools/call` pass through unchanged, because [`answer`](super::answer) accepts all formats. Tool
-//! descriptions are reduced to the fields that are used.
+//! `tools/call` pass through unchanged, because [`call_result`](super::call_result) accepts all
+//! formats. Tool descriptions are reduced to the fields that are used.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,7 +45,8 @@ struct LedgerState {
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
-    /// Reason for the wait before a request is sent again; `None` if no request waits.
+    /// Reason for the last wait before a request was sent again; `None` if none waited since the
+    /// last call began.
     wait: Option<String>,
     /// Defect of a message that may be the response to the pending request, such as a wrong id or
     /// text around the JSON. `None` if there is no such message.
@@ -181,7 +182,7 @@ impl RequestLedger {
     }
 
     /// Parses bytes from a server: a message, a list of messages, or text that is not a message.
-    /// `request` is the request whose HTTP response the bytes are.
+    /// If the bytes are the body of an HTTP response, `request` is the request of that response.
     pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
         match lenient::parse(bytes) {
             Ok(Value::Array(messages)) => messages

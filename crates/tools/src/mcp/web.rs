@@ -299,7 +299,8 @@ impl HttpTransport {
 /// Stream of server-sent events, which parses the MCP messages in them.
 struct MessageStream {
     events: BoxStream<'static, Result<Sse, SseError>>,
-    /// Request to which the events respond. `None` after the events end.
+    /// Request to which the events respond. `None` if they respond to no request, and after they
+    /// end.
     request: Option<RequestId>,
     ledger: Arc<RequestLedger>,
     /// Events that have been parsed but not yet passed on.

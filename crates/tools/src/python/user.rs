@@ -161,8 +161,8 @@ pub struct PythonUserResponse {
     pub text: Option<String>,
     /// Whether the user ends the conversation.
     pub ends: bool,
-    /// Score that a class of verl's interactions gives the agent's last message; `None` without a
-    /// score.
+    /// Score that a class of verl's interactions gives the agent's last message; `None` if the
+    /// class gives no score.
     pub score: Option<f64>,
 }
 

@@ -16,15 +16,14 @@ fn error_text(error: HttpError) -> String {
 }
 
 impl PermittedHosts {
-    /// Creates a value that permits every host, because the author of the recipe chooses the
-    /// address.
+    /// Permits every host, because the author of the recipe chooses the address.
     pub fn for_any_host() -> Self {
         PermittedHosts(Hosts::allow_all())
     }
 
-    /// Creates a value that permits the host of `url`, even if it is private, the public hosts
-    /// matching `hosts`, and the hosts in `private`. If an argument determines the host of `url`,
-    /// that host is not permitted by itself.
+    /// Permits the host of `url`, even if it is private, the public hosts matching `hosts`, and the
+    /// hosts in `private`. If an argument determines the host of `url`, that host is not permitted
+    /// by itself.
     ///
     /// # Errors
     /// Returns an error if a host is invalid, or if an argument determines the host of `url` and
