@@ -1,7 +1,7 @@
 use super::*;
 use crate::HelperAgent;
 use crate::roster::Roster;
-use levade_tools::{CondenseKeys, HelperSlot, SubAgent, SummarizedToolbox};
+use levade_tools::{HelperSlot, SubAgent, SummarizedToolbox, SummaryKeys};
 
 /// Returns a helper that samples these completions and has a calculator, with the slot and the
 /// roster that contain the helper.
@@ -206,7 +206,7 @@ async fn only_long_tool_results_are_summarized() {
             text_completion(CALL),
         ],
     );
-    let keys = CondenseKeys { agent: "browser".into(), above: 2, instruction: "Condense.".into() };
+    let keys = SummaryKeys { agent: "browser".into(), above: 2, instruction: "Condense.".into() };
     let condensed = SummarizedToolbox { toolbox: Arc::new(Calculator::default()), slot, keys };
     let mut solver = bench(&[
         text_completion(CALL),

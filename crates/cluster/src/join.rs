@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn resumed_run_without_work_ends_again() {
+    fn second_end_is_detected_after_resume_without_work() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join(SUBDIR);
         std::fs::create_dir_all(&dir).unwrap();

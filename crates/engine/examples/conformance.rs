@@ -39,7 +39,7 @@ struct Request {
     adapter: Option<PathBuf>,
     /// File with `value_head.weight` and `value_head.bias`.
     value_head: Option<PathBuf>,
-    mode: OutputMode,
+    mode: JobMode,
     /// Input of the mode `logits`.
     #[serde(default)]
     sequences: Vec<Vec<u32>>,
@@ -61,7 +61,7 @@ struct Request {
 /// that keep their digits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum OutputMode {
+enum JobMode {
     Logits,
     Gradients,
     Steps,
@@ -98,22 +98,22 @@ async fn main() -> Result<()> {
     let files = ModelFiles::open(&request.model)?;
     let out = request.out.as_path();
     let result = match request.mode {
-        OutputMode::Logits => logits(&model(&files, &request)?, &request.sequences, out)?,
-        OutputMode::Gradients => {
+        JobMode::Logits => logits(&model(&files, &request)?, &request.sequences, out)?,
+        JobMode::Gradients => {
             let loss = request.loss.as_ref().context("the job has no loss")?;
             gradients(&model(&files, &request)?, &request.batch, loss, out)?
         }
-        OutputMode::Steps => {
+        JobMode::Steps => {
             let engine = engine(&files, &request).await?;
             let result = train(&engine, &request.steps).await?;
             save(&engine, &files, out).await?;
             result
         }
-        OutputMode::Save => {
+        JobMode::Save => {
             save(&engine(&files, &request).await?, &files, out).await?;
             json!({})
         }
-        OutputMode::Tokens => tokens(&files, &request.texts, &request.chats)?,
+        JobMode::Tokens => tokens(&files, &request.texts, &request.chats)?,
     };
     Ok(write_json(&out.join("result.json"), &result)?)
 }

@@ -36,7 +36,7 @@ pub(crate) fn read_numbers(
         let found = bytes.len();
         let want = header + 4 * numbers;
         return Err(PolicyError::Storage(format!(
-            "the file {} has {found} bytes instead of {want}; write the file again",
+            "the file {} has {found} bytes instead of {want}; continue from an earlier checkpoint",
             file.display()
         )));
     }

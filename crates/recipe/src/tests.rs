@@ -287,7 +287,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (
             &["tool=[{kind='python', functions=['f']}]"],
-            "`tool.0`: neither `file` nor `config` is set; set one of them",
+            "`tool.0`: neither `file` nor `config` is set; set at least one of them",
         ),
         (&["tool=[{kind='command', name='x', command=['a']}]"], "`tool.0.description` is missing"),
         (

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use levade_tools::{CallLimits, CondenseKeys, OmittedPart, OptionError, ToolKind};
+use levade_tools::{CallLimits, OmittedPart, OptionError, SummaryKeys, ToolKind};
 use serde::{Deserialize, Serialize};
 
 use super::read::nearest_name;
@@ -47,7 +47,7 @@ pub struct ToolKeys {
     /// Settings of the agent that summarizes long tool results. `None` passes results on unchanged.
     #[serde(default)]
     #[serde(alias = "condense")]
-    pub summarize: Option<CondenseKeys>,
+    pub summarize: Option<SummaryKeys>,
     /// What happens to an attempt if the toolbox fails.
     #[serde(default)]
     #[serde(alias = "outage")]

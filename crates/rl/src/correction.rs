@@ -1,6 +1,6 @@
 //! Off-policy corrections: importance weights, and rejection of tokens that are too far off-policy.
 //!
-//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: its log-probability
+//! A *log-ratio* here is log p_proximal − log p_behavior of an action token: its log-probability
 //! under the weights at the start of the step, minus that under the weights that sampled it. It
 //! differs from 0 for tokens from older versions, and if the sampler's numerics differ from the
 //! trainer's. Importance weights multiply the policy part of a token's loss, not its penalty. A
@@ -39,7 +39,7 @@ impl RatioLevel {
     }
 }
 
-/// Importance weights π_proximal / π_behaviour that correct a loss for tokens of another policy.
+/// Importance weights π_proximal / π_behavior that correct a loss for tokens of another policy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Correction {
@@ -173,7 +173,7 @@ pub struct Rejection {
     /// Upper bound of the statistic. For [`Statistic::K1`] and [`Statistic::Ratio`], this is a
     /// ratio.
     pub high: f64,
-    /// Whether the statistic uses the inverse ratio, p_behaviour / p_proximal, as in verl for K1.
+    /// Whether the statistic uses the inverse ratio, p_behavior / p_proximal, as in verl for K1.
     /// For comparisons only.
     #[serde(default)]
     pub inverted: bool,
@@ -271,13 +271,13 @@ type LogProbPair = (f64, f64);
 /// trained.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Mismatch {
-    /// Mean over tokens of log p_behaviour − log p_proximal.
+    /// Mean over tokens of log p_behavior − log p_proximal.
     pub kl: f64,
-    /// Mean over tokens of exp(x) − 1 − x, with x = log p_proximal − log p_behaviour.
+    /// Mean over tokens of exp(x) − 1 − x, with x = log p_proximal − log p_behavior.
     pub k3_kl: f64,
-    /// Mean over tokens of |log p_behaviour − log p_proximal|.
+    /// Mean over tokens of |log p_behavior − log p_proximal|.
     pub log_diff_mean: f64,
-    /// Maximum over tokens of |log p_behaviour − log p_proximal|.
+    /// Maximum over tokens of |log p_behavior − log p_proximal|.
     pub log_diff_max: f64,
     /// Mean over sequences of the perplexity under the proximal policy.
     pub training_ppl: f64,
@@ -297,13 +297,13 @@ pub struct Mismatch {
     pub chi2_token: f64,
     /// χ² divergence of the two policies, computed per sequence.
     pub chi2_seq: f64,
-    /// Maximum of |p_proximal − p_behaviour| over tokens.
+    /// Maximum of |p_proximal − p_behavior| over tokens.
     pub probs_diff_max: f64,
-    /// Mean of |p_proximal − p_behaviour| over tokens.
+    /// Mean of |p_proximal − p_behavior| over tokens.
     pub probs_diff_mean: f64,
-    /// Standard deviation of |p_proximal − p_behaviour| over tokens.
+    /// Standard deviation of |p_proximal − p_behavior| over tokens.
     pub probs_diff_std: f64,
-    /// Correlation of p_proximal and p_behaviour over tokens. 1 if either is constant.
+    /// Correlation of p_proximal and p_behavior over tokens. 1 if either is constant.
     pub probs_correlation: f64,
     /// Effective sample size of the importance weights, as a fraction of the number of tokens.
     pub effective_sample_size: f64,
@@ -311,7 +311,7 @@ pub struct Mismatch {
 
 impl Mismatch {
     /// Computes the metrics from sequences. Each sequence is a list of the pairs (log p_proximal,
-    /// log p_behaviour) of its action tokens. All metrics are 0 if there are no tokens.
+    /// log p_behavior) of its action tokens. All metrics are 0 if there are no tokens.
     pub fn new(sequences: &[Vec<LogProbPair>], counting: Counting) -> Self {
         let sequences: Vec<&Vec<LogProbPair>> =
             sequences.iter().filter(|sequence| !sequence.is_empty()).collect();

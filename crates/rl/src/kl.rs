@@ -66,7 +66,7 @@ pub struct KlPenalty {
 
 impl KlPenalty {
     /// Returns a token's KL divergence from the reference, and its derivative with respect to log
-    /// p, at x = log p − log p_ref. `log_ratio` is log p − log p_behaviour, and is used only if the
+    /// p, at x = log p − log p_ref. `log_ratio` is log p − log p_behavior, and is used only if the
     /// penalty is importance-weighted.
     ///
     /// The weighted divergence is ρ k, and the gradient goes through both factors: ρ (k + k′). For
@@ -150,11 +150,11 @@ mod tests {
     }
 
     /// Returns the mean value and gradient in the logits of a penalty, over tokens sampled from
-    /// `behaviour`.
+    /// `behavior`.
     fn expected(
         penalty: KlPenalty,
         logits: &[f64; 3],
-        behaviour: &[f64; 3],
+        behavior: &[f64; 3],
         reference: &[f64; 3],
     ) -> (f64, [f64; 3]) {
         let p = softmax(logits);
@@ -162,11 +162,11 @@ mod tests {
         let mut gradient = [0.0; 3];
         for token in 0..3 {
             let x = (p[token] / reference[token]).ln();
-            let (kl, derivative) = penalty.evaluate(x, (p[token] / behaviour[token]).ln());
-            value += behaviour[token] * kl;
+            let (kl, derivative) = penalty.evaluate(x, (p[token] / behavior[token]).ln());
+            value += behavior[token] * kl;
             for (v, gradient) in gradient.iter_mut().enumerate() {
                 let indicator = if v == token { 1.0 } else { 0.0 };
-                *gradient += behaviour[token] * derivative * (indicator - p[v]);
+                *gradient += behavior[token] * derivative * (indicator - p[v]);
             }
         }
         (value, gradient)
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn weighted_kl_is_unbiased_off_policy() {
         let logits = [0.3, -0.4, 0.9];
-        let behaviour = softmax(&[-0.5, 0.6, 0.1]);
+        let behavior = softmax(&[-0.5, 0.6, 0.1]);
         let reference = softmax(&[0.0, 0.8, -0.7]);
         let exact = divergence(&logits, &reference);
         let derivatives: [f64; 3] = std::array::from_fn(|v| {
@@ -200,7 +200,7 @@ mod tests {
         ] {
             for (importance_weighted, is_exact) in [true, false].into_iter().zip(want) {
                 let penalty = KlPenalty { estimator, coefficient: 1.0, importance_weighted };
-                let (value, gradient) = expected(penalty, &logits, &behaviour, &reference);
+                let (value, gradient) = expected(penalty, &logits, &behavior, &reference);
                 let value_is_exact = (value - exact).abs() < 1e-12;
                 let gradient_is_exact =
                     gradient.iter().zip(derivatives).all(|(got, want)| (got - want).abs() < 1e-8);

@@ -239,7 +239,7 @@ pub struct Point {
     /// 1).
     pub old: Option<f64>,
     /// Log-probability under the policy that sampled the token. `None` means the same as `old`.
-    pub behaviour: Option<f64>,
+    pub behavior: Option<f64>,
     /// Log-probability under the frozen reference. `None` if it was not evaluated.
     pub reference: Option<f64>,
     /// Advantage of the token.
@@ -267,7 +267,7 @@ impl Point {
         Point {
             logp: logp.into(),
             old: term.proximal.or(term.behavior).map(f64::from),
-            behaviour: term.behavior.map(f64::from),
+            behavior: term.behavior.map(f64::from),
             reference: term.reference.map(f64::from),
             advantage: term.advantage.into(),
             returns: term.returns.into(),
@@ -515,8 +515,8 @@ impl Loss {
         let policy = if dropped { Surrogate::DROPPED } else { self.evaluate_surrogate(at, x) };
         let (penalty, kl, derivative) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
-                let to_behaviour = at.behaviour.map_or(x, |behaviour| at.logp - behaviour);
-                let (kl, derivative) = penalty.evaluate(at.logp - reference, to_behaviour);
+                let to_behavior = at.behavior.map_or(x, |behavior| at.logp - behavior);
+                let (kl, derivative) = penalty.evaluate(at.logp - reference, to_behavior);
                 (penalty.coefficient, kl, derivative)
             }
             _ => (0.0, 0.0, 0.0),

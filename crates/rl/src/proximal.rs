@@ -20,27 +20,27 @@ pub enum Interpolation {
 impl Interpolation {
     /// Returns the proximal log-probability of a token that is `age` versions old, from its
     /// log-probabilities under the behavior policy and the present policy. For an `age` of 0, 1 or
-    /// `None`, the result is `behaviour`.
-    pub fn proximal(self, behaviour: f64, present: f64, age: Option<u64>) -> f64 {
+    /// `None`, the result is `behavior`.
+    pub fn proximal(self, behavior: f64, present: f64, age: Option<u64>) -> f64 {
         let alpha = match age {
             Some(age @ 1..) => (age as f64 - 1.0) / age as f64,
             _ => 0.0,
         };
         match self {
-            Interpolation::LogLinear => behaviour + alpha * (present - behaviour),
-            Interpolation::Linear => ((1.0 - alpha) * behaviour.exp() + alpha * present.exp()).ln(),
+            Interpolation::LogLinear => behavior + alpha * (present - behavior),
+            Interpolation::Linear => ((1.0 - alpha) * behavior.exp() + alpha * present.exp()).ln(),
         }
     }
 }
 
-/// The interpolated proximal policy, with the weight π_proximal / π_behaviour of the policy loss.
+/// The interpolated proximal policy, with the weight π_proximal / π_behavior of the policy loss.
 /// The policy and the weight count as constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InterpolatedProximal {
     /// Method of interpolation between the two policies.
     pub by: Interpolation,
-    /// Bounds of the weight π_proximal / π_behaviour.
+    /// Bounds of the weight π_proximal / π_behavior.
     pub bound: Bound,
 }
 
@@ -49,9 +49,9 @@ impl InterpolatedProximal {
     /// the term, at the current log-probability `logp`. Returns `None` if no policy sampled the
     /// token.
     pub(crate) fn proximal_and_weight(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
-        let behaviour = f64::from(term.behavior?);
-        let proximal = self.by.proximal(behaviour, logp.into(), Some(term.age.into()));
-        Some((proximal, self.bound.weight(proximal - behaviour)))
+        let behavior = f64::from(term.behavior?);
+        let proximal = self.by.proximal(behavior, logp.into(), Some(term.age.into()));
+        Some((proximal, self.bound.weight(proximal - behavior)))
     }
 }
 

@@ -56,14 +56,14 @@ const COMMON_CALLS: &[libc::c_long] = &numbers! {
 
 /// Legacy system calls of x86-64 that code may use.
 #[cfg(target_arch = "x86_64")]
-const HERE: &[libc::c_long] = &numbers! {
+const LEGACY_CALLS: &[libc::c_long] = &numbers! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
     SYS_link SYS_symlink SYS_mknod SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat SYS_getdents
     SYS_dup2 SYS_pipe SYS_poll SYS_select SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd
     SYS_fork SYS_vfork SYS_alarm SYS_pause SYS_time SYS_getpgrp SYS_arch_prctl
 };
 #[cfg(not(target_arch = "x86_64"))]
-const HERE: &[libc::c_long] = &[];
+const LEGACY_CALLS: &[libc::c_long] = &[];
 
 /// Flags of the system call `clone` that create namespaces.
 const NAMESPACES: [libc::c_int; 8] = [
@@ -309,7 +309,8 @@ pub(crate) struct FilterPrograms {
 /// Returns an error if filters are not supported on this processor.
 pub(crate) fn build_filter_programs(counted: bool) -> Result<FilterPrograms, String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
-    let allowed = [COMMON_CALLS, HERE, BUILDER_CALLS, &[libc::SYS_clone]].into_iter().flatten();
+    let allowed =
+        [COMMON_CALLS, LEGACY_CALLS, BUILDER_CALLS, &[libc::SYS_clone]].into_iter().flatten();
     let allowed: Rules = allowed.map(|number| (*number, Vec::new())).collect();
     let program = |rules, otherwise, action| -> Result<Vec<u8>, String> {
         let filter = SeccompFilter::new(rules, otherwise, action, arch)
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn rejected_calls_are_not_on_allow_list() {
         for number in REJECTED_CALLS {
-            assert!(!COMMON_CALLS.contains(number) && !HERE.contains(number), "{number}");
+            assert!(!COMMON_CALLS.contains(number) && !LEGACY_CALLS.contains(number), "{number}");
         }
     }
 

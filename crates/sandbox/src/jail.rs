@@ -350,8 +350,9 @@ impl Jail {
         loop {
             match self.next_event(&mut deadline).await {
                 Ok(JailEvent::Ended(report)) => return Some(report),
-                Ok(JailEvent::Late) | Err(_) => return self.kill_without_report(),
-                Ok(JailEvent::OverMemory) => return self.kill_without_report(),
+                Ok(JailEvent::Late | JailEvent::OverMemory) | Err(_) => {
+                    return self.kill_without_report();
+                }
                 Ok(JailEvent::Cell(_) | JailEvent::NoCells | JailEvent::Observed(_)) => {}
             }
         }

@@ -31,8 +31,7 @@ fn check_finite(
     step_rewards: &[StepReward],
 ) -> Result<(), Failure> {
     let numbers = [("score", score), ("reward", reward)];
-    let step_rewards =
-        step_rewards.iter().map(|step_rewards| ("step reward", Some(step_rewards.reward)));
+    let step_rewards = step_rewards.iter().map(|step| ("step reward", Some(step.reward)));
     for (name, value) in numbers.into_iter().chain(step_rewards) {
         if let Some(value) = value
             && !value.is_finite()

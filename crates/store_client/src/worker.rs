@@ -62,7 +62,12 @@ pub struct RetryError {
 impl fmt::Display for RetryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RetryError { purpose, location, waited, .. } = self;
-        write!(f, "could not {purpose} at {location} within {} s", waited.as_secs())
+        write!(f, "could not {purpose} at {location}")?;
+        // Errors of a reachable store are not retried.
+        match waited.as_secs() {
+            0 => Ok(()),
+            seconds => write!(f, " within {seconds} s"),
+        }
     }
 }
 

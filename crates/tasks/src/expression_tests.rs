@@ -10,7 +10,7 @@ fn evaluate_text(text: &str) -> String {
 }
 
 #[test]
-fn evaluate_computes_expressions() {
+fn evaluate_follows_operator_precedence() {
     for (text, want) in [
         ("2 + 3 * 4", "14"),
         ("(2 + 3) * 4", "20"),

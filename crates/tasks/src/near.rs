@@ -212,14 +212,14 @@ impl NearCopies {
         words: &HashSet<&str>,
         numbers: &[String],
     ) -> bool {
-        let common_words = words.iter().filter(|word| {
+        let shared_words = words.iter().filter(|word| {
             self.tokens.get(**word).is_some_and(|word| question.words.contains(word))
         });
-        let common_words = common_words.count();
-        let all = question.words.len() + words.len() - common_words;
+        let shared_words = shared_words.count();
+        let all = question.words.len() + words.len() - shared_words;
         question.words.len() >= MIN_WORDS
             && question.numbers == numbers
-            && common_words as f64 >= MIN_WORD_OVERLAP * all as f64
+            && shared_words as f64 >= MIN_WORD_OVERLAP * all as f64
     }
 }
 

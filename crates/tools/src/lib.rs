@@ -112,7 +112,7 @@ pub use permit::Permit;
 pub use python::{
     PythonKeys, PythonTools, PythonUser, PythonUserKeys, PythonUserResponse, PythonUsers,
 };
-pub use result_summary::{CondenseKeys, SummarizedToolbox};
+pub use result_summary::{SummarizedToolbox, SummaryKeys};
 pub use sandbox::{CodeTool, SandboxKeys};
 pub use search::{SearchKeys, SearchTool};
 pub use set::{OpenTools, ToolSet};

@@ -10,7 +10,7 @@ use super::{Branch, CallError, ResultTruncation, ToolOutput};
 /// Maximum number of characters in an observation, for every tool. The middle of a longer
 /// observation is left out. Models do not read that much, and tokenizing it would take long. Some
 /// tools have a lower limit.
-const MAX_BYTES: usize = 2_000_000;
+const MAX_CHARS: usize = 2_000_000;
 
 /// Names of the metrics that every toolbox has: the number of calls, and the number of failed
 /// calls.
@@ -124,7 +124,7 @@ impl Observation {
             Some(CallError::Late) => ObservationKind::Timeout,
         };
         let text = output.read();
-        let text = ResultTruncation { characters: Some(MAX_BYTES), ..ResultTruncation::default() }
+        let text = ResultTruncation { characters: Some(MAX_CHARS), ..ResultTruncation::default() }
             .truncate(&text)
             .unwrap_or(text);
         let mut observation = Self::new(kind, text);
@@ -208,9 +208,9 @@ mod tests {
 
     #[test]
     fn oversized_observation_omits_middle() {
-        let flood = format!("a{}z", "x".repeat(3 * MAX_BYTES));
+        let flood = format!("a{}z", "x".repeat(3 * MAX_CHARS));
         let read = Observation::from_output(ToolOutput::text(flood)).text;
-        assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MAX_BYTES + 100);
+        assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MAX_CHARS + 100);
         assert!(read.contains("[… 4000002 characters are left out here …]"));
     }
 

@@ -17,7 +17,7 @@ use super::{
 /// Options of `summarize`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CondenseKeys {
+pub struct SummaryKeys {
     /// Name of the agent that summarizes.
     pub agent: String,
     /// Length, in characters, above which a tool result is summarized.
@@ -46,12 +46,12 @@ pub struct SummarizedToolbox {
     /// Slot for the agent that summarizes the results.
     pub slot: HelperSlot,
     /// Length above which tool results are summarized, and the instruction to the agent.
-    pub keys: CondenseKeys,
+    pub keys: SummaryKeys,
 }
 
 impl SummarizedToolbox {
     /// Wraps `toolbox` so that its long tool results are summarized.
-    pub fn new(toolbox: Arc<dyn Toolbox>, keys: CondenseKeys) -> Self {
+    pub fn new(toolbox: Arc<dyn Toolbox>, keys: SummaryKeys) -> Self {
         SummarizedToolbox { toolbox, slot: HelperSlot::new(keys.agent.as_str()), keys }
     }
 }
@@ -95,7 +95,7 @@ impl Toolbox for SummarizedToolbox {
 /// Middleware that summarizes the tool results of one attempt.
 struct SummaryMiddleware {
     caller: HelperCaller,
-    keys: CondenseKeys,
+    keys: SummaryKeys,
 }
 
 /// Name of the metric that counts summarized tool results.

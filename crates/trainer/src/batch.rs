@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn demonstration_targets_have_no_behaviour_logprobs() {
+    fn demonstration_targets_have_no_behavior_logprobs() {
         let mut t = Trajectory::new();
         let root = t.push(Segment::context(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();

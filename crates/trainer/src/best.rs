@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn best_reports_how_it_was_selected() {
+    fn best_checkpoint_reports_selection() {
         let checkpoint_dir = || Some(PathBuf::from("step-000002"));
         let evals = [
             eval_result(0, 1, None),

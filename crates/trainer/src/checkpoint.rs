@@ -109,7 +109,9 @@ impl Checkpoint {
                 File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
-                return Err(format!("{name} has the checksum {found:08x}, expected {crc32c:08x}"));
+                return Err(format!(
+                    "the file {name} has the checksum {found:08x}, but {crc32c:08x} was recorded"
+                ));
             }
         }
         Ok(())

@@ -314,7 +314,7 @@ impl CreditedReward {
                 rewards,
                 values: select(&signals.values),
                 truncation_value: signals.truncation_value.filter(|_| is_last).map(f64::from),
-                behaviour: select(&signals.logprobs),
+                behavior: select(&signals.logprobs),
                 concentration: select(&signals.concentrations),
                 ..levade_rl::Sequence::default()
             }
@@ -528,7 +528,7 @@ mod tests {
         assert_eq!(found.len(), want.len());
         for (sequence, (tokens, truncation_value, turns_before, masked)) in found.iter().zip(want) {
             assert_eq!(sequence.values, tokens);
-            assert_eq!(sequence.behaviour, tokens.iter().map(|i| -i).collect::<Vec<_>>());
+            assert_eq!(sequence.behavior, tokens.iter().map(|i| -i).collect::<Vec<_>>());
             assert_eq!(sequence.concentration, tokens.iter().map(|i| i / 8.0).collect::<Vec<_>>());
             assert_eq!(
                 (sequence.truncation_value, sequence.turns_before),

@@ -197,8 +197,8 @@ pub enum TrainerError {
     },
     /// The agent of a prompt phase has too few training tasks.
     #[error(
-        "phase {phase} improves the prompt of an agent with {found} training tasks, but its keys \
-         `selection_tasks` and `gradient_tasks` need {wanted}; lower the keys, or add tasks"
+        "phase {phase} improves the prompt of an agent with {found} training tasks, but the phase's \
+         keys `selection_tasks` and `gradient_tasks` need {wanted}; lower the keys, or add tasks"
     )]
     TooFewPromptTasks {
         /// Index of the phase.
@@ -241,7 +241,10 @@ pub enum TrainerError {
         wanted: usize,
     },
     /// The loop of an agent does not send chat messages, so a teacher cannot act in it.
-    #[error("the loop of agent {agent} does not support {teacher} as teacher; use another source")]
+    #[error(
+        "the loop of agent {agent} does not support {teacher} as teacher; set \
+             another `source` of the phase"
+    )]
     UnsupportedLoop {
         /// Name of the agent.
         agent: String,
@@ -407,7 +410,10 @@ pub enum TrainerError {
         why: String,
     },
     /// A phase has a KL penalty, but no reference model was loaded.
-    #[error("phase {0} has a KL penalty, but the program did not provide a reference model")]
+    #[error(
+        "phase {0} has a KL penalty, but the program did not provide a reference model; this is a \
+             defect of the program"
+    )]
     NoReference(usize),
     /// The program did not provide a component that the recipe names, such as an agent or a policy.
     #[error("the recipe requires {0}, which was not provided; this is a defect of the program")]
@@ -429,7 +435,10 @@ pub enum TrainerError {
     #[error("a step waits for attempts, but no attempt is in progress (a defect of the trainer)")]
     NoAttemptsInFlight,
     /// A phase needs value estimates, but no critic was loaded.
-    #[error("phase {0} needs a critic, but the program did not provide a critic")]
+    #[error(
+        "phase {0} needs a critic, but the program did not provide a critic; this is a defect of the \
+             program"
+    )]
     NoCritic(usize),
     /// All tokens that a step sampled are masked.
     #[error(
@@ -445,7 +454,7 @@ pub enum TrainerError {
         masked: String,
     },
     /// A plan names an attempt that the store does not contain.
-    #[error("the store lacks attempt {0}, which a planned step uses; restore the complete store")]
+    #[error("the store lacks attempt {0}, which the run uses; restore the complete store")]
     Unrecorded(AttemptId),
     /// A step that must be repeated was trained on an attempt that has been withdrawn.
     #[error(

@@ -99,7 +99,7 @@ mod tests {
     use crate::eval_result::tests::{blank, eval};
 
     #[test]
-    fn milestones_are_first_and_phase_end_evaluations() {
+    fn milestone_evals_are_first_and_phase_end_evaluations() {
         let evals = [
             eval(0, 0, "before"),
             eval(0, 3, "x"),

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_current_compares_weights_across_phases() {
+    fn is_eval_of_position_compares_weights_across_phases() {
         let at = |phase, step| Position { phase, step, ..Position::default() };
         for (eval, position, planned, expected) in [
             ((0, 4), at(0, 4), 4, true),

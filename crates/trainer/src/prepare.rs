@@ -101,10 +101,10 @@ impl<'a> UpdatePreparer<'a> {
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
                 let both = logprobs.iter().zip(behavior_logprobs(input)).zip(&input.targets);
                 let mut pairs = Vec::with_capacity(input.targets.len());
-                for ((&proximal, behaviour), target) in
+                for ((&proximal, behavior), target) in
                     both.filter(|(_, target)| target.term.weight != 0.0)
                 {
-                    let pair = (f64::from(proximal), f64::from(behaviour));
+                    let pair = (f64::from(proximal), f64::from(behavior));
                     self.breakdown.add(target.term.age, target.index, (pair.0 - pair.1).abs());
                     pairs.push(pair);
                 }
@@ -224,7 +224,7 @@ impl<'a> UpdatePreparer<'a> {
             return;
         };
         let log_ratio = |term: &Term| match (term.proximal, term.behavior) {
-            (Some(proximal), Some(behaviour)) => f64::from(proximal) - f64::from(behaviour),
+            (Some(proximal), Some(behavior)) => f64::from(proximal) - f64::from(behavior),
             _ => 0.0,
         };
         let mut sequences: Vec<Vec<&mut Term>> =

@@ -87,13 +87,13 @@ fn id(sample: u8) -> AttemptId {
 /// Returns a sequence whose tokens are (id, log-probability at sampling, age). All tokens except
 /// the first are trained, each with a weight of 0.5 and an advantage of 1.
 fn make_input(sample: u32, tokens: &[(u32, f32, u32)]) -> (SequenceKey, SequenceInput) {
-    let target = |(i, (_, behaviour, age)): (usize, &(u32, f32, u32))| SequenceTarget {
+    let target = |(i, (_, behavior, age)): (usize, &(u32, f32, u32))| SequenceTarget {
         index: i as u32 + 1,
         temperature: 1.0,
         term: Term {
             weight: 0.5,
             advantage: 1.0,
-            behavior: Some(*behaviour),
+            behavior: Some(*behavior),
             age: *age,
             ..Term::default()
         },
@@ -227,11 +227,11 @@ async fn minirl_weights_use_behavior_policy() {
     let mild = [(10, -1.2, 1), (20, -1.7, 2)];
     let keys = keys("algorithm = 'minirl'\nproximal = 'recompute'");
     let (found, _) = prepare(&keys, true, vec![make_input(0, &mild)]).await;
-    for (term, (id, behaviour, _)) in found.iter().zip(mild) {
+    for (term, (id, behavior, _)) in found.iter().zip(mild) {
         let present = fixed_logprob(id) + 0.1;
         let got = keys.loss().evaluate(present, term);
         close(got.ratio, 0.1f64.exp());
-        close(0.5 * got.derivative, -0.5 * f64::from(present - behaviour).exp());
+        close(0.5 * got.derivative, -0.5 * f64::from(present - behavior).exp());
     }
 }
 

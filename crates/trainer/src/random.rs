@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_is_permutation_that_depends_on_purpose() {
+    fn shuffled_indices_are_permutation_by_purpose() {
         let first = shuffled_indices(1, "tasks", &[0, 0], 50);
         let mut sorted = first.clone();
         sorted.sort_unstable();

@@ -539,8 +539,8 @@ pub fn pack_lhs(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize,
     }
 }
 
-/// Packs one register of an lhs whose columns are contiguous: value k of row i is `from[k * stride
-/// + i]`, for i below `rows` and k below `depth`.
+/// Packs one register of an lhs whose columns are contiguous. Value k of row i is
+/// `from[k * stride + i]`, for i below `rows` and k below `depth`.
 ///
 /// # Safety
 /// `from` must cover these values, and `to` a register.

@@ -147,8 +147,7 @@ simd! {
 }
 
 /// Packs words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of
-/// `data[k
-/// * stride + i]`, for i below `width` and k below `depth`.
+/// `data[k * stride + i]`, for i below `width` and k below `depth`.
 pub fn pack_rows(
     kernel: Kernel,
     data: &[f32],

@@ -88,7 +88,7 @@ pub(super) mod decode {
     fn take_terms(body: &mut Body, paths: &[u32]) -> Result<Vec<Term>, String> {
         let mut all = |name: &str| body.take_all(name);
         let names = ["value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"];
-        let [value, behaviour, proximal, reference, path_log_ratio, correction] =
+        let [value, behavior, proximal, reference, path_log_ratio, correction] =
             names.map(&mut all);
         let [weight, advantage, returns] = ["weight", "advantage", "returns"].map(&mut all);
         let marked = body.take_flags("marked")?;
@@ -102,7 +102,7 @@ pub(super) mod decode {
                     advantage: advantage.clone()?[i],
                     returns: returns.clone()?[i],
                     value: optional_value(&value, i)?,
-                    behavior: optional_value(&behaviour, i)?,
+                    behavior: optional_value(&behavior, i)?,
                     proximal: optional_value(&proximal, i)?,
                     reference: optional_value(&reference, i)?,
                     sequence_log_ratio: optional_value(&path_log_ratio, i)?,

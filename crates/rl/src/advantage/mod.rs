@@ -60,7 +60,7 @@ pub struct Sequence {
     pub truncation_value: Option<f64>,
     /// Log-probability of each token under the policy that sampled it, for
     /// [`Estimator::OptimalToken`]; otherwise empty.
-    pub behaviour: Vec<f64>,
+    pub behavior: Vec<f64>,
     /// Σ π² over the vocabulary before each token, for [`Estimator::OptimalToken`]; otherwise
     /// empty.
     pub concentration: Vec<f64>,
@@ -424,8 +424,7 @@ fn check_rollouts(rollouts: &[Rollout]) -> Result<(), RlError> {
         let numbers = [rollout.score].into_iter().chain(rollout.components.iter().copied());
         let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);
         let sequence_numbers = rollout.sequences.iter().flat_map(|sequence| {
-            let numbers =
-                sequence.rewards.iter().chain(&sequence.values).chain(&sequence.behaviour);
+            let numbers = sequence.rewards.iter().chain(&sequence.values).chain(&sequence.behavior);
             numbers.chain(&sequence.concentration).chain(&sequence.truncation_value).copied()
         });
         for value in numbers.chain(sequence_numbers) {

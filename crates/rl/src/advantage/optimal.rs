@@ -92,7 +92,7 @@ fn make_baseline_row(
     alignment: Alignment,
 ) -> Result<BaselineRow<'_>, RlError> {
     let needed = sequence.len();
-    check_len("behavior log-probabilities", needed, sequence.behaviour.len())?;
+    check_len("behavior log-probabilities", needed, sequence.behavior.len())?;
     check_len("sums of squared probabilities", needed, sequence.concentration.len())?;
     let slots = match alignment {
         Alignment::ActionToken => (0..needed).collect(),
@@ -102,7 +102,7 @@ fn make_baseline_row(
         }
     };
     let mut energy = 0.0;
-    let weights = sequence.behaviour.iter().zip(&sequence.concentration).map(|(logp, squares)| {
+    let weights = sequence.behavior.iter().zip(&sequence.concentration).map(|(logp, squares)| {
         energy += 1.0 - 2.0 * logp.exp() + squares;
         energy
     });

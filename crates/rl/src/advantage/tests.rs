@@ -276,7 +276,7 @@ fn optimal_baseline_weights_by_score_norm() {
     let optimal = Estimator::OptimalToken { alignment: Alignment::ActionToken, bare_tail: true };
     let rollouts = [(1.0, 0.5f64), (0.0, 0.75)].map(|(score, p)| {
         let mut rollout = rollout(0, score, &[2]);
-        rollout.sequences[0].behaviour = vec![p.ln(); 2];
+        rollout.sequences[0].behavior = vec![p.ln(); 2];
         rollout.sequences[0].concentration = vec![p * p + (1.0 - p) * (1.0 - p); 2];
         rollout
     });

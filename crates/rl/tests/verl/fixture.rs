@@ -64,7 +64,7 @@ impl Fixture {
         let all = self.v.rows("anchor/fixture/token_level_rewards");
         let rewards = self.values_of("token_level_rewards");
         let values = self.values_of("values");
-        let behaviour = self.values_of("old_log_prob");
+        let behavior = self.values_of("old_log_prob");
         let concentration = self.masked_rows("anchor/otb/sum_pi_squared");
         (0..4)
             .map(|i| Rollout {
@@ -76,7 +76,7 @@ impl Fixture {
                     truncation_value: None,
                     rewards: rewards[i].clone(),
                     values: values[i].clone(),
-                    behaviour: behaviour[i].clone(),
+                    behavior: behavior[i].clone(),
                     concentration: concentration[i].clone(),
                     positions: (0..6).filter(|t| self.mask[i][*t] == 1.0).collect(),
                     masked: Vec::new(),

@@ -34,7 +34,7 @@ contract!(
     waiting_lease_request_returns_leases_of_its_repetition
     enqueue_is_idempotent_by_key
     enqueue_keeps_chosen_ids
-    finish_is_idempotent_and_rejects_other_ends
+    end_lease_is_idempotent_and_rejects_other_ends
     retry_returns_to_old_position
     requeued_update_goes_to_the_end
     earlier_try_is_fenced_after_expiry
@@ -46,15 +46,15 @@ contract!(
     backward_clock_expires_nothing
     cancelled_rollout_stays_cancelled
     long_poll_wakes_on_enqueue_and_ends_at_deadline
-    changes_returns_each_rollout_once_in_order
-    wait_finished_ignores_unknown_and_returns_at_deadline
+    wait_for_changes_returns_each_rollout_once_in_order
+    wait_until_finished_ignores_unknown_and_returns_at_deadline
     concurrent_leasers_never_share_a_rollout
     filters_combine_by_logic
     pages_count_all_matches_and_reject_unknown_fields
     missing_values_sort_last_for_times_and_first_for_text
     resources_are_append_only_versions
     announcements_are_never_the_latest_resources
-    workers_follow_their_tries
+    worker_status_follows_status_of_its_try
     span_numbers_are_unique_and_increasing
     spans_report_one_outcome_each
     json_round_trips_to_the_byte

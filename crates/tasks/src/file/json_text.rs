@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn json_columns_of_objects_are_opened() {
+    fn json_columns_of_objects_are_parsed() {
         let mut json = extra_info_row("{\"a\": 18446744073709551617}");
         assert_eq!(parse_json_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");
         assert_eq!(json["extra_info"].to_string(), "{\"a\":18446744073709551617}");

@@ -102,7 +102,7 @@ impl PythonKeys {
         let [file, config] = [&self.file, &self.config]
             .map(|path| path.as_deref().filter(|path| !path.as_os_str().is_empty()));
         if file.is_none() && config.is_none() {
-            return Err("neither `file` nor `config` is set; set one of them".into());
+            return Err("neither `file` nor `config` is set; set at least one of them".into());
         }
         if file.is_none() && !self.functions.is_empty() {
             return Err("`functions` selects functions of a `file`, but `file` is not set".into());
@@ -222,7 +222,9 @@ fn check_report(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(),
     if known.get_or_init(|| Arc::clone(&schemas)).tools == schemas.tools {
         Ok(())
     } else {
-        Err("the tools differ from those of an earlier worker, because the file has changed".into())
+        Err("the tools differ from those of an earlier worker, because the file has changed; start the \
+             run again"
+            .into())
     }
 }
 

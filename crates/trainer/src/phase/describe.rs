@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oversampled_reports_kept_and_started_lengths() {
+    fn oversampling_metrics_report_kept_and_started_lengths() {
         let report = |excluded: ExcludedAttempts| {
             let mut metrics = Metrics::default();
             add_oversampling_metrics(&[vec![2, 4]], &[excluded], &mut metrics);

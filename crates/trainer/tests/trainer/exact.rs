@@ -148,7 +148,7 @@ impl Policy {
                     turns: vec![1, 1],
                     rewards: vec![early(*attempt), score(*attempt) - early(*attempt)],
                     values: states.iter().map(|s| VALUES[*s]).collect(),
-                    behaviour: (0..2).map(|t| self.0[states[t]][attempt[t]].ln()).collect(),
+                    behavior: (0..2).map(|t| self.0[states[t]][attempt[t]].ln()).collect(),
                     concentration: states
                         .iter()
                         .map(|s| self.0[*s].iter().map(|p| p * p).sum())

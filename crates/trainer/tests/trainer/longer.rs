@@ -247,7 +247,7 @@ async fn resume_rejects_changed_files() {
 /// A run records its start. For a run of an older build, which did not record it, the start is the
 /// modification time of its recipe.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn started_returns_start_of_run() {
+async fn started_at_returns_start_of_run() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     assert_eq!(started_at(&dir).unwrap(), None);

@@ -36,7 +36,7 @@ macro_rules! rollouts_contract {
             waiting_lease_request_returns_leases_of_its_repetition
             enqueue_is_idempotent_by_key
             enqueue_keeps_chosen_ids
-            finish_is_idempotent_and_rejects_other_ends
+            end_lease_is_idempotent_and_rejects_other_ends
             retry_returns_to_old_position
             requeued_update_goes_to_the_end
             earlier_try_is_fenced_after_expiry
@@ -48,15 +48,15 @@ macro_rules! rollouts_contract {
             backward_clock_expires_nothing
             cancelled_rollout_stays_cancelled
             long_poll_wakes_on_enqueue_and_ends_at_deadline
-            changes_returns_each_rollout_once_in_order
-            wait_finished_ignores_unknown_and_returns_at_deadline
+            wait_for_changes_returns_each_rollout_once_in_order
+            wait_until_finished_ignores_unknown_and_returns_at_deadline
             concurrent_leasers_never_share_a_rollout
             filters_combine_by_logic
             pages_count_all_matches_and_reject_unknown_fields
             missing_values_sort_last_for_times_and_first_for_text
             resources_are_append_only_versions
             announcements_are_never_the_latest_resources
-            workers_follow_their_tries
+            worker_status_follows_status_of_its_try
             span_numbers_are_unique_and_increasing
             spans_report_one_outcome_each
             json_round_trips_to_the_byte
@@ -241,7 +241,7 @@ pub async fn enqueue_is_idempotent_by_key(store: Store, _: Arc<ManualClock>) {
     assert!(store.start_rollout(&keyed(1), None).await.is_err());
 }
 
-pub async fn finish_is_idempotent_and_rejects_other_ends(store: Store, _: Arc<ManualClock>) {
+pub async fn end_lease_is_idempotent_and_rejects_other_ends(store: Store, _: Arc<ManualClock>) {
     store.enqueue(&[new(1)]).await.unwrap();
     let leased = lease_one(&store, "w").await.unwrap();
     let lease = lease_of(&leased);
@@ -460,7 +460,10 @@ pub async fn long_poll_wakes_on_enqueue_and_ends_at_deadline(store: Store, _: Ar
     assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
 }
 
-pub async fn changes_returns_each_rollout_once_in_order(store: Store, _: Arc<ManualClock>) {
+pub async fn wait_for_changes_returns_each_rollout_once_in_order(
+    store: Store,
+    _: Arc<ManualClock>,
+) {
     let created = store.enqueue(&[new(1), new(2), new(3)]).await.unwrap();
     let (all, last) = store.wait_for_changes(0, 10, Duration::ZERO).await.unwrap();
     assert_eq!(inputs(&all), ["1", "2", "3"]);
@@ -483,7 +486,7 @@ pub async fn changes_returns_each_rollout_once_in_order(store: Store, _: Arc<Man
     assert_eq!(inputs(&waiting.await.unwrap()), ["3"]);
 }
 
-pub async fn wait_finished_ignores_unknown_and_returns_at_deadline(
+pub async fn wait_until_finished_ignores_unknown_and_returns_at_deadline(
     store: Store,
     _: Arc<ManualClock>,
 ) {

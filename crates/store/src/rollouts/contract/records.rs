@@ -155,7 +155,7 @@ pub async fn announcements_are_never_the_latest_resources(store: Store, _: Arc<M
     }
 }
 
-pub async fn workers_follow_their_tries(store: Store, clock: Arc<ManualClock>) {
+pub async fn worker_status_follows_status_of_its_try(store: Store, clock: Arc<ManualClock>) {
     assert!(store.worker("w").await.unwrap().is_none());
     assert_eq!(
         store.record_worker_heartbeat("w", Some(raw("{\"cpu\":1}"))).await.unwrap().status,
