@@ -95,9 +95,9 @@ impl Observer for FirstStepObserver {
 }
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
-/// a step of n groups takes at most n times as long as a step of one group. If a policy of
-/// `policies`, which the step trains, had no update because its attempts had zero variance, the
-/// description says so.
+/// a step of n groups takes at most n times as long as a step of one group. `policies` are the
+/// policies that the step trains. If the measured group left a policy nothing to learn, the policy
+/// had no update, and the description says so.
 fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> String {
     let step_seconds = metrics.get("timing_s/step").unwrap_or(0.0);
     let mut parts = Vec::new();
