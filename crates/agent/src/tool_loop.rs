@@ -85,8 +85,7 @@ pub(crate) struct ToolLoop<'a, 'b> {
     /// Number of tool calls that helpers of the agent have made.
     pub helped: &'a mut CallCounts,
     pub observer: Option<&'a mut dyn LoopObserver>,
-    /// User who answers completions without a tool call, and the player whose clock measures the
-    /// user's timeouts.
+    /// User who answers completions without a tool call, and the player of the agent.
     pub user: Option<(&'a mut UserSession<'b>, &'a Player)>,
 }
 

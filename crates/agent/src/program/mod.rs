@@ -68,7 +68,7 @@ pub struct Program {
     pub address: String,
     /// Whether the program may report its own rewards.
     pub rewards: bool,
-    /// Whether the program names other agents as models in its calls, as an environment with
+    /// Whether the program selects agents by using their names as models, as an environment with
     /// several seats does.
     pub has_seats: bool,
     /// Pool of worker processes, which keep running and receive attempts as JSON lines. If `None`,

@@ -203,8 +203,9 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
 }
 
 /// Returns the finish of an attempt whose agent failed after the gateway had rejected a call
-/// because of a limit. Most agents fail after such a rejection, although the recipe sets the limit.
-/// Returns `None` if no limit rejected a call. `calls` are the agent's calls without summaries.
+/// because of a limit. Most agents fail after such a rejection, but the recipe's limit is a regular
+/// end of an attempt. Returns `None` if no limit rejected a call. `calls` are the agent's calls
+/// without summaries.
 pub(crate) fn find_rejection_finish(
     recorded: &Recording,
     limits: &AttemptLimits,
