@@ -36,9 +36,9 @@ pub enum Event {
         /// Description of the part, for the user.
         text: String,
     },
-    /// This note is for the user.
+    /// A note for the user.
     Note(String),
-    /// The training loop has sent this event.
+    /// An event of the training loop.
     Training(levade_trainer::Event),
     /// All phases of the run have finished.
     Finished {

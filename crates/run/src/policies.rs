@@ -471,8 +471,8 @@ impl PlannedModel {
         model::with_cache(recipe, config, EngineOptions { trains, critic, batch_tokens, ..options })
     }
 
-    /// Splits the policies into policies that share no weights, and policies over the model's
-    /// original weights. A policy with past versions that are not adapters belongs to the first.
+    /// Splits the policies into policies with weights of their own, and policies over the model's
+    /// original weights. A policy with past versions that are not adapters has its own weights.
     fn split_by_adapter(&self) -> (Vec<&PolicySpec>, Vec<&PolicySpec>) {
         let has_own = |wanted: &&PolicySpec| {
             let no_adapter = wanted.lora.is_none() && self.found.adapter.is_none();
