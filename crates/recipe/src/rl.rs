@@ -389,7 +389,8 @@ impl Default for CriticKeys {
 }
 
 impl RlKeys {
-    /// Returns the advantage estimator of the phase: the recipe's, or else the algorithm's.
+    /// Returns the advantage estimator of the phase: the one in the recipe, or else the algorithm's
+    /// default.
     pub fn estimator(&self) -> Estimator {
         self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator(self.k))
     }
@@ -428,8 +429,8 @@ impl RlKeys {
         self.normalizer.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))
     }
 
-    /// Returns what happens to groups whose rewards are all equal: the recipe's setting, or else
-    /// the algorithm's.
+    /// Returns what happens to groups whose rewards are all equal: the setting in the recipe, or
+    /// else the algorithm's default.
     pub fn zero_variance_groups(&self) -> ZeroVarianceGroups {
         self.zero_variance_groups.unwrap_or(match self.algorithm {
             Algorithm::Dapo => ZeroVarianceGroups::Refill,
