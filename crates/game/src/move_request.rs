@@ -99,7 +99,7 @@ impl MoveRequest {
         })
     }
 
-    /// Checks whether a move is legal according to the request.
+    /// Checks that a move has the statement and a choice that the request permits.
     ///
     /// # Errors
     /// Returns the reason, as a message for the player, if the move is illegal.
