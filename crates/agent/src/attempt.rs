@@ -96,7 +96,6 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     }
 }
 
-/// Opens the tools of an attempt, and runs the attempt's tool loop.
 async fn open_tools_and_run_loop(
     context: &AttemptContext,
     (agent, player): (&Agent, &Player),

@@ -404,7 +404,6 @@ async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
     }
 }
 
-/// Creates the attempt of a session that ended with `ending`.
 fn create_ended_attempt(
     limits: &AttemptLimits,
     (recorded, rewards): (Recording, Vec<Reward>),

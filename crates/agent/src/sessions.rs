@@ -389,7 +389,6 @@ pub(crate) fn create_session_outcome(
     outcome
 }
 
-/// Creates the task of a session from the request that started the session.
 fn create_session_task(
     id: &str,
     StartRequest { task_id, mut task, person, .. }: StartRequest,

@@ -99,7 +99,8 @@ impl MoveRequest {
         })
     }
 
-    /// Checks that a move has the statement and a choice that the request permits.
+    /// Checks that a move is legal: the request permits its choice. If the request permits no
+    /// choice, the move must have the requested statement.
     ///
     /// # Errors
     /// Returns the reason, as a message for the player, if the move is illegal.

@@ -62,7 +62,6 @@ struct SeatView {
     observed: Vec<String>,
 }
 
-/// Builder of a game tree.
 struct GameTreeBuilder<'a> {
     game: &'a str,
     max_sets: usize,

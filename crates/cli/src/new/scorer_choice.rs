@@ -104,7 +104,6 @@ pub fn max_shown_options(tasks: &[Task]) -> Option<usize> {
     (max_options > 4).then_some(max_options)
 }
 
-/// Creates the kind of scorer with this name and these keys.
 fn create_scorer_kind(name: &str, keys: Value) -> Result<ScorerKind, String> {
     serde_json::from_value(serde_json::json!({ name: keys })).map_err(|error| error.to_string())
 }
