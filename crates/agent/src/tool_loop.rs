@@ -93,8 +93,8 @@ impl ToolLoop<'_, '_> {
     /// Runs the tool loop, and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
-    /// Returns an error if a model call fails, if a helper fails, or if a tool fails without which
-    /// the attempt cannot continue.
+    /// Returns an error if a model call or a helper fails, or if a tool fails without which the
+    /// attempt cannot continue.
     pub async fn run(
         &mut self,
         history: &mut Vec<Message>,

@@ -290,7 +290,7 @@ impl Checker<'_> {
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
-    /// Checks all keys of one agent. `table` is the recipe table of the agent.
+    /// Checks all keys of one agent. `table` is its recipe table.
     pub(super) fn check_agent(
         &self,
         recipe: &Recipe,

@@ -168,7 +168,7 @@ impl Program {
         self.complete_attempt(&context, &opened, ended, recorded).await
     }
 
-    /// Creates the attempt of a program that has ended.
+    /// Creates the attempt of a program from its output and the recorded calls.
     pub(crate) async fn complete_attempt(
         &self,
         context: &AttemptContext,

@@ -99,8 +99,7 @@ pub(crate) fn create_recorded_outcome(recorded: &Recording) -> Outcome {
     outcome
 }
 
-/// Returns the content of the last recorded completion that has content, or `None` if no completion
-/// has content.
+/// Returns the content of the last recorded completion that has any, or `None` if none has content.
 pub(crate) fn find_last_content(recorded: &Recording) -> Option<String> {
     let last = agent_turns(recorded).into_iter().rfind(|call| !call.content.is_empty());
     last.map(|call| call.content.clone())

@@ -13,8 +13,7 @@ use tokio::sync::Notify;
 use super::report::CheckReport;
 use crate::screen;
 
-/// Runs a training step with one group of attempts, and reports an estimate of the time of a full
-/// step.
+/// Runs a training step with one group of attempts, and reports the estimated time of a full step.
 pub async fn check_step_time(
     recipe: &Recipe,
     environments: Environments,
@@ -32,8 +31,8 @@ pub async fn check_step_time(
 }
 
 /// Reduces a recipe to a single step of one group, and returns it with the number of groups of a
-/// full step. The step is of the last RL phase, or of the first phase if there is no RL phase.
-/// Returns `None` if the recipe has no phase.
+/// full step. The step belongs to the last RL phase, or to the first phase if none is RL. Returns
+/// `None` if the recipe has no phase.
 fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));

@@ -12,7 +12,7 @@ use levade_tree::{Kind, TimeInterval};
 pub const LINE_CHARS: usize = 46;
 /// Maximum number of lines of a text in a card.
 const TEXT_LINES: usize = 4;
-/// Maximum number of characters of a name in the title of a card.
+/// Maximum number of characters of a name in a card's title.
 const NAME_CHARS: usize = 24;
 
 /// Output format of a graph.

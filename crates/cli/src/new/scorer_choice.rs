@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Scorer;
 
-/// Names of the fields of a row that list the options of a question.
+/// Names of the row fields that list the options of a question.
 pub const OPTIONS: [&str; 2] = ["choices", "options"];
 
 /// Kind of a task's expected answer.
