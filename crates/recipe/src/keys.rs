@@ -516,8 +516,8 @@ pub struct SftKeys {
     /// Origin of the demonstrations. `None` uses the worked solutions of the tasks.
     #[serde(default)]
     pub source: Option<SourceKeys>,
-    /// System prompt that replaces the original system prompt in demonstrations from `source`. The
-    /// agent uses it from the first step on. `None` keeps the original.
+    /// System prompt with which the completions of `source` are imitated, in place of the one with
+    /// which they were made. The agent uses it from the first step on. `None` keeps the original.
     #[serde(default)]
     pub system: Option<String>,
     /// Maximum number of passes over the demonstrations.

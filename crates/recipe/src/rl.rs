@@ -63,12 +63,12 @@ pub struct RlKeys {
     #[serde(default)]
     #[serde(alias = "normaliser")]
     pub normalizer: Option<Normalizer>,
-    /// Lower clipping range, for losses with a clip: the ratio is at least 1 − `clip_low`. `None`
-    /// uses the value of the algorithm.
+    /// Lower clipping range, for losses with a clip: the lower bound of the ratio is 1 −
+    /// `clip_low`. `None` uses the value of the algorithm.
     #[serde(default)]
     pub clip_low: Option<f64>,
-    /// Upper clipping range, for losses with a clip: the ratio is at most 1 + `clip_high`. `None`
-    /// uses the value of the algorithm.
+    /// Upper clipping range, for losses with a clip: the upper bound of the ratio is 1 +
+    /// `clip_high`. `None` uses the value of the algorithm.
     #[serde(default)]
     pub clip_high: Option<f64>,
     /// Dual-clip bound of PPO's clip, more than 1: for a negative advantage A, the loss is at most
