@@ -16,7 +16,7 @@ use crate::teacher::Teacher;
 pub struct AttemptContext {
     /// Name of the attempt for tools and logs, unique to this try.
     pub name: String,
-    /// Task that the attempt is made at.
+    /// Task at which the attempt is made.
     pub task: Task,
     /// Messages that open the conversation: instructions and task, in the layout of the recipe.
     pub messages: Vec<Message>,
@@ -33,7 +33,7 @@ pub struct AttemptContext {
     /// Sampling parameters of the training phase or the evaluation, for trained policies. The
     /// maximum number of tokens comes from the agent's limits.
     pub params: SamplingParams,
-    /// Whether agents modify `params` by their own sampling rules, as agents do in training.
+    /// Whether agents modify `params` by their own sampling rules, as in training.
     pub has_own_sampling: bool,
     /// Name of the attempt's own agent: the agent that the task names.
     pub agent: String,
@@ -85,7 +85,7 @@ impl Attempt {
 /// Each segment names the agent that acted and the policy that answered.
 #[async_trait]
 pub trait AgentLoop: Send + Sync {
-    /// Makes one attempt. A failure becomes the error of the attempt's outcome, together with
+    /// Makes one attempt. A failure becomes the error of the attempt's outcome, which also keeps
     /// everything that was recorded before. The failure never affects other attempts.
     async fn run(&self, context: AttemptContext) -> Attempt;
 

@@ -50,8 +50,8 @@ impl AgentLoop for BuiltInLoop {
     }
 }
 
-/// Makes one attempt of the tool loop. A failure becomes the error of the attempt's outcome,
-/// together with everything that was recorded before.
+/// Makes one attempt of the tool loop. A failure becomes the error of the outcome; everything that
+/// was recorded before is kept.
 async fn run_attempt(context: AttemptContext) -> Attempt {
     let played =
         context.find_own_agent().and_then(|agent| Ok((agent, context.select_player(agent)?)));
@@ -96,7 +96,6 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     }
 }
 
-/// Opens the tools of an attempt, and runs the attempt's tool loop.
 async fn open_tools_and_run_loop(
     context: &AttemptContext,
     (agent, player): (&Agent, &Player),

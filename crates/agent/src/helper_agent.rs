@@ -17,7 +17,7 @@ pub type PromptBuilder = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 /// Helper: an agent that the toolboxes of other agents call.
 #[derive(Clone)]
 pub struct HelperAgent {
-    /// Name of the agent that helps.
+    /// Name of the called agent.
     pub agent: String,
     /// Agents of the run. The reference is weak, because the tools of these agents own this helper.
     pub roster: Weak<Roster>,

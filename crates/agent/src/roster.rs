@@ -93,7 +93,7 @@ pub struct Agent {
     /// Seats that share one random pick of the player.
     pub mixture_seats: MixtureSeats,
     /// Limits of attempts of this agent. In every attempt, a completion of this agent has at most
-    /// `limits.tokens` tokens.
+    /// `limits.max_tokens` tokens.
     pub limits: AttemptLimits,
     /// Function that returns the sampling parameters of the agent's completions in training.
     pub samples: SamplingMap,
@@ -106,7 +106,7 @@ pub struct Agent {
     pub pattern: CallPattern,
 }
 
-/// All agents of a run, in the order of the recipe.
+/// All agents of a run.
 #[derive(Clone, Default)]
 pub struct Roster(Vec<Agent>);
 

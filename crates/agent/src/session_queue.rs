@@ -99,8 +99,8 @@ struct ClientEndRequest {
     response: oneshot::Sender<EndedSession>,
 }
 
-/// Position of an attempt in the queue. If the position is dropped, requests to the session of the
-/// attempt get status 410.
+/// Position of an attempt in the queue. If the position is dropped, the session of the attempt
+/// responds with status 410.
 struct QueuePosition<'a> {
     queue: &'a SessionQueue,
     gateway: &'a Gateway,
@@ -192,8 +192,8 @@ impl SessionQueue {
     /// Waits until a client has started the attempt.
     ///
     /// # Errors
-    /// Returns a message if, within the timeout, no client starts any attempt and no client makes
-    /// an attempt.
+    /// Returns a message if no client starts any attempt within the timeout. Time in which a
+    /// session is open does not count.
     async fn wait_for_start(&self, started: &mut oneshot::Receiver<()>) -> Result<(), String> {
         let SessionQueueOptions { url, wait, .. } = &self.options;
         let mut clock = Stopwatch::start();
@@ -224,8 +224,8 @@ impl SessionQueue {
         }
     }
 
-    /// Notifies the user if no client has started a session for too long, and `waited` exceeds the
-    /// time for the next notice.
+    /// Notifies the user that no client has started a session, if `waited` has reached the time for
+    /// the next notice.
     fn notify_of_wait(&self, waited: Duration) {
         let mut state = self.lock_state();
         if waited < NOTICE_AFTER.saturating_mul(1 << state.num_notices.min(16)) {
@@ -404,7 +404,6 @@ async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
     }
 }
 
-/// Creates the attempt of a session that ended with `ending`.
 fn create_ended_attempt(
     limits: &AttemptLimits,
     (recorded, rewards): (Recording, Vec<Reward>),

@@ -43,7 +43,7 @@ use crate::program::{
 #[cfg(doc)]
 use levade_tree::Purpose;
 
-/// Name of the source of the tasks of sessions. Warnings also use it as the name of sessions.
+/// Name of the task source of sessions. Warnings about sessions also have this name.
 pub const SOURCE: &str = "sessions";
 
 /// Timeout for calls in flight to end after their session has ended.
@@ -389,7 +389,6 @@ pub(crate) fn create_session_outcome(
     outcome
 }
 
-/// Creates the task of a session from the request that started the session.
 fn create_session_task(
     id: &str,
     StartRequest { task_id, mut task, person, .. }: StartRequest,

@@ -25,8 +25,9 @@ pub struct InteractiveConversation {
 
 impl InteractiveConversation {
     /// Opens the tools of the agent of `context`, and starts a conversation with the opening
-    /// messages of `context`. `limits.tokens` is the maximum number of tokens of one completion,
-    /// and `limits.turns` the maximum number of completions for one message of the user.
+    /// messages of `context`. `limits.max_tokens` is the maximum number of tokens of one
+    /// completion, and `limits.max_turns` the maximum number of completions for one message of the
+    /// user.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy, or if a tool cannot be opened.

@@ -46,7 +46,7 @@ impl TeacherCompletion {
     }
 }
 
-/// Policy that imitates a teacher: its chat format, and the names of its agent and of the policy.
+/// Policy that imitates a teacher: its chat format, its name, and the name of its agent.
 pub(crate) struct ImitatingPolicy {
     format: Arc<Format>,
     agent: String,

@@ -85,8 +85,7 @@ pub(crate) struct ToolLoop<'a, 'b> {
     /// Number of tool calls that helpers of the agent have made.
     pub helped: &'a mut CallCounts,
     pub observer: Option<&'a mut dyn LoopObserver>,
-    /// User who answers completions without a tool call, and the player whose clock measures the
-    /// user's timeouts.
+    /// User who answers completions without a tool call, and the player of the agent.
     pub user: Option<(&'a mut UserSession<'b>, &'a Player)>,
 }
 
@@ -94,8 +93,8 @@ impl ToolLoop<'_, '_> {
     /// Runs the tool loop, and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
-    /// Returns an error if a model call fails, if a helper fails, or if a tool fails without which
-    /// the attempt cannot continue.
+    /// Returns an error if a model call or a helper fails, or if a tool fails without which the
+    /// attempt cannot continue.
     pub async fn run(
         &mut self,
         history: &mut Vec<Message>,

@@ -4,7 +4,8 @@ use levade_http::Access;
 
 use crate::failure::unusable;
 
-/// Options of a server that determine which web pages and host names can access it.
+/// Options that determine which web pages can call a server, and under which host names it
+/// responds.
 #[derive(clap::Args)]
 pub struct Args {
     /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can

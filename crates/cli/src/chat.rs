@@ -333,8 +333,7 @@ impl LoopObserver for ChatPrinter {
     }
 }
 
-/// Returns the text of a delta of a completion, or `None` if the delta is not part of the message's
-/// content.
+/// Returns the text of a completion's delta, or `None` if the delta is not message content.
 fn find_content_text(delta: &CompletionDelta) -> Option<&str> {
     match delta {
         CompletionDelta::Speech(text) => Some(text),

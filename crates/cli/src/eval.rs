@@ -124,9 +124,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a warning for each of these models that was trained on evaluated tasks. The stores of the
-/// model's run, and of the runs of the models from which it was trained, tell which tasks it was
-/// trained on.
+/// Prints a warning for each of these models that was trained on evaluated tasks. The training
+/// tasks are read from the store of the model's run, and from the stores of the runs that trained
+/// its source models.
 async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let unknown = |why: anyhow::Error| {

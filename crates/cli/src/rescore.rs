@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "RECIPE")]
     reward: PathBuf,
 
-    /// Override a key of the recipe with the new reward; can be repeated
+    /// Override a key of the recipe that --reward names; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
@@ -172,8 +172,8 @@ fn compute_step_means(found: &RescoredRun) -> Vec<Value> {
     steps.collect()
 }
 
-/// Finds the newest checkpoint that was trained on no step of the interval and on no later step.
-/// Returns `None` if there is no such checkpoint.
+/// Finds the newest checkpoint that was trained on no step of the interval in which the scores
+/// diverge, and on no later step. Returns `None` if there is no such checkpoint.
 fn find_checkpoint_before(
     args: &Args,
     found: &RescoredRun,

@@ -56,7 +56,7 @@ pub struct Args {
     wait_seconds: u32,
 
     /// Time that attempts in progress have after a request to stop, in seconds; other runners
-    /// repeat those that exceed it
+    /// repeat attempts that exceed this time
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_seconds: u32,
 }

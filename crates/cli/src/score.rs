@@ -19,7 +19,7 @@ use crate::lines::{LinesFile, attempt_line};
 use crate::screen::{self, Style};
 use crate::{host, recipe};
 
-/// Default names of the field that contains the completion of a row, in the order of the search.
+/// Default names of the field that contains a row's completion, in search order.
 const COMPLETION_FIELDS: [&str; 6] =
     ["reply", "response", "completion", "output", "prediction", "text"];
 

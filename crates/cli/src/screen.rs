@@ -75,8 +75,8 @@ fn allows_colors() -> bool {
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Writes a text to standard output. Failures are ignored, such as a reader that has exited (`|
-/// head`).
+/// Writes a text to standard output. Failures are ignored, such as those after the reader has
+/// exited (`| head`).
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -55,8 +55,8 @@ pub fn format_line(result: &EvalResult) -> String {
 }
 
 /// Formats the metrics of a game: the fraction of matches that each role won, and the legal
-/// completions of each agent. If the game has no winners, the mean reward of each role replaces the
-/// fraction. Returns an empty string if no game was played.
+/// completions of each agent. If the game has no winners, shows the mean reward of each role
+/// instead of the fraction. Returns an empty string if no game was played.
 fn format_game(slice: &TaskSliceResult) -> String {
     let of = |metric: &str, is_role: bool| -> Vec<(String, Interval)> {
         let named = slice.game.iter().filter_map(|(name, interval)| {

@@ -133,7 +133,7 @@ impl Watch {
         Watch { style, bars, done: 0, steps: 0, own_steps: 0, start }
     }
 
-    /// Removes the progress bar of the display.
+    /// Removes the progress bar.
     pub fn clear(&mut self) {
         self.bars.clear();
     }

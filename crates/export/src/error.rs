@@ -8,7 +8,7 @@ use levade_store::StoreError;
 /// Error of an export.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// A file of the export cannot be read or written.
+    /// A file or standard output cannot be read or written.
     #[error("cannot write {}: {source}", path.display())]
     Io {
         /// Path of the file.

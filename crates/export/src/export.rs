@@ -19,7 +19,7 @@ use crate::parquet_file::ParquetFile;
 use crate::part::{Part, Progress, for_each_row};
 use crate::sequence::SequenceReader;
 
-/// Target of an export: the destination of the rows.
+/// Destination of the exported rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
     /// The rows go to standard output, or to another stream, as JSON lines. An interrupted export

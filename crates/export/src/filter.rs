@@ -51,8 +51,8 @@ impl<T: FromStr + Copy + PartialOrd> FromStr for Range<T> {
     }
 }
 
-/// Filter that selects the attempts and sequences of an export. `None` excludes nothing. `purposes`
-/// and `statuses` list everything that is included.
+/// Filter that selects the attempts and sequences of an export. A field that is `None` excludes
+/// nothing; `purposes` and `statuses` list everything that is included.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     /// Purposes of the selected attempts.

@@ -111,8 +111,8 @@ impl Format {
         self == Format::Verl
     }
 
-    /// Returns the key of the part of a row that distinguishes the row from all other rows of a
-    /// table. Returns `None` if the format keeps equal rows.
+    /// Returns a key of the part of a row that distinguishes it from all other rows of a table.
+    /// Returns `None` if the format keeps equal rows.
     pub fn distinct_key(self, row: &Value) -> Option<RowKey> {
         self.has_distinct_rows().then(|| verl::distinct_key(row))
     }

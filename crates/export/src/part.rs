@@ -54,7 +54,7 @@ pub struct Progress {
 /// path.
 pub type Convert<'a> = dyn Fn(&Path, &Path) -> Result<(), ExportError> + 'a;
 
-/// Part of an export that is unfinished. This process has locked the part.
+/// Unfinished part of an export, as files next to the target. This process has locked it.
 #[derive(Debug)]
 pub struct Part {
     target: PathBuf,

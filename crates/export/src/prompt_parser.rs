@@ -47,7 +47,7 @@ const ROLES: [Role; 5] = [Role::System, Role::Developer, Role::User, Role::Assis
 /// Position that follows a completion.
 pub const AFTER_ASSISTANT: Position = Position::After(3);
 
-/// Separator: the tokens that a template prints between two positions.
+/// Tokens that a template prints between two positions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Separator {
     from: Position,

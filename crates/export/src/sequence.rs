@@ -110,7 +110,7 @@ struct ChatParsers {
     parsers: Vec<PromptParser>,
 }
 
-/// Stretch of adjacent tokens in a sequence, which are all context or all part of one completion.
+/// Adjacent tokens of a sequence, all context or all part of one completion.
 struct TokenStretch {
     is_context: bool,
     tokens: Vec<u32>,

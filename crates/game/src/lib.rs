@@ -190,7 +190,7 @@ pub struct Seat {
     pub instructions: String,
 }
 
-/// What happens next in a match: a turn, or the end.
+/// What happens next in a match: a turn or the end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
     /// The seats of these requests act simultaneously, without seeing each other's moves.

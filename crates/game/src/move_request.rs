@@ -99,7 +99,8 @@ impl MoveRequest {
         })
     }
 
-    /// Checks whether a move is legal according to the request.
+    /// Checks that a move is legal: the request permits its choice. If the request permits no
+    /// choice, the move must have the requested statement.
     ///
     /// # Errors
     /// Returns the reason, as a message for the player, if the move is illegal.

@@ -34,7 +34,7 @@ enum Node {
     Decision { set: usize, children: Vec<usize> },
 }
 
-/// Information set: positions that the acting seat cannot distinguish.
+/// Positions that the acting seat cannot distinguish.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InformationSet {
     /// Index of the seat that acts.
@@ -62,7 +62,6 @@ struct SeatView {
     observed: Vec<String>,
 }
 
-/// Builder of a game tree.
 struct GameTreeBuilder<'a> {
     game: &'a str,
     max_sets: usize,
@@ -119,7 +118,7 @@ impl GameTree {
     }
 
     /// Returns the information sets of a seat from its first move to `set`. Each has the index of
-    /// the choice that leads to the next set. The last set has `None`.
+    /// the choice that leads to the next set, and the last has `None`.
     pub fn path(&self, set: usize) -> Vec<(&InformationSet, Option<usize>)> {
         let mut path = vec![(&self.sets[set], None)];
         let mut previous = self.sets[set].previous;

@@ -46,7 +46,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout for the other machines to end after the first machine has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates the parts of all machines so that they run on this machine.
+/// Creates the parts of all machines, which all run on this machine.
 ///
 /// # Errors
 /// Returns an error if several parts would use the same GPUs.
@@ -67,7 +67,7 @@ pub fn on_this_machine(job: &Job) -> anyhow::Result<Hosts> {
     Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
 
-/// Creates the parts of the machines so that ssh starts them.
+/// Creates the parts of machines on which ssh starts the processes.
 ///
 /// # Errors
 /// Returns an error if the number of machines differs from the number in the recipe, or if a

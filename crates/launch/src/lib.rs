@@ -62,7 +62,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Uptime of a machine's processes after which the count of their consecutive failures is reset.
 const STABLE: Duration = Duration::from_secs(600);
 
-/// Launcher with its options: it starts the processes of a run.
+/// Launcher of a run's processes, with its options.
 #[derive(Debug, Clone)]
 pub enum Launcher {
     /// This process starts all processes on this machine. Each node is a group of processes.
@@ -91,7 +91,7 @@ pub enum LaunchOutcome {
     },
 }
 
-/// Job with a launcher, ready to be submitted.
+/// Job that is ready to be submitted to its launcher.
 pub struct Launch {
     job: Job,
     files: Vec<(PathBuf, String)>,

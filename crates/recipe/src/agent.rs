@@ -77,7 +77,7 @@ pub struct MatchKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentKeys {
-    /// Kind of the agent, which determines what makes its attempts.
+    /// Kind of the agent: what makes its attempts.
     pub kind: AgentKind,
     /// Program that makes the attempts, with its arguments. Only for kind `program`.
     pub command: Vec<String>,
@@ -160,8 +160,8 @@ pub struct AgentKeys {
     /// that exceeds it ends and counts as unfinished.
     pub attempt_seconds: f64,
     /// Maximum number of tokens of the first prompt (instructions and task). If 0, the limit is the
-    /// model's context. If 0 and `truncation` shortens prompts, `max_tokens` of the context stay
-    /// free.
+    /// model's context. If 0 and `truncation` shortens prompts, a prompt leaves room for
+    /// `max_tokens` in the context.
     #[serde(alias = "prompt_tokens")]
     pub max_prompt_tokens: usize,
     /// How a first prompt that exceeds `max_prompt_tokens` is shortened.

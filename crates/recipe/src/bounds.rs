@@ -35,16 +35,17 @@ const FRACTION: Range = (Bound::Excluded(0.0), Bound::Included(1.0));
 /// Range of a recipe key that is a fraction in 0..=1, except 1.
 const DECAY: Range = (Bound::Included(0.0), Bound::Excluded(1.0));
 
-/// Maximum number of attempts in a step (including attempts that run ahead), in an evaluation, and
-/// of demonstrations. Lists of this size fit into memory, and their sums cannot overflow.
+/// Maximum number of attempts in a step (including attempts that run ahead), of attempts in an
+/// evaluation, and of demonstrations. Lists of this size fit into memory, and their sums cannot
+/// overflow.
 pub(super) const MAX_ATTEMPTS: usize = 1 << 24;
 /// Maximum number of training tasks of a generator. The order of all tasks is kept in memory.
 const MAX_GENERATED: f64 = (1 << 28) as f64;
 /// Maximum number of nodes of a learner, and of its processes per node.
 const MAX_RANKS: f64 = 16384.0;
 
-/// Every recipe key with a range, and a text that follows the range in error messages: to what the
-/// value applies, or the reason for the range. Keys of agents apply to `[agent]` and to every
+/// Every recipe key with a range, and a text that follows the range in error messages: the scope of
+/// the value, or the reason for the range. Keys of agents apply to `[agent]` and to every
 /// `[agent.NAME]`.
 const BOUNDS: &[(&str, Range, &str)] = &[
     ("run.keep", COUNT, ""),

@@ -218,7 +218,8 @@ impl Checker<'_> {
         self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
 
-    /// Checks the keys that only agents of kind `program` may have, and those that they must have.
+    /// Checks the keys that only agents of kind `program` may have, and the keys that such agents
+    /// must have.
     fn check_program(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -244,7 +245,7 @@ impl Checker<'_> {
         self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
     }
 
-    /// Checks the policy weights of an agent that is played by several policies.
+    /// Checks the policy weights of an agent with a mixture of policies.
     fn check_mixture(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -289,7 +290,7 @@ impl Checker<'_> {
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
-    /// Checks all keys of one agent. `table` is the recipe table of the agent.
+    /// Checks all keys of one agent. `table` is its recipe table.
     pub(super) fn check_agent(
         &self,
         recipe: &Recipe,

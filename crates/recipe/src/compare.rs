@@ -139,13 +139,13 @@ fn may_change_on_rewind(key: &str) -> bool {
     key == "reward" || key.starts_with("reward.") || key == "run.store"
 }
 
-/// Returns the first difference because of which a run cannot resume with the recipe `now`, in the
-/// key order of the earlier recipe `before`.
+/// Returns the first difference that prevents a run of the recipe `before` from resuming with the
+/// recipe `now`, in the key order of `before`.
 pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
     first_difference(before, now, |_| false)
 }
 
-/// Returns the first difference because of which a run of the recipe `before` cannot resume from an
+/// Returns the first difference that prevents a run of the recipe `before` from resuming at an
 /// earlier step with the recipe `now`.
 pub(super) fn difference_from_step(before: &Table, now: &Table) -> Option<Difference> {
     first_difference(before, now, may_change_on_rewind)

@@ -9,7 +9,7 @@ use super::rl::ProximalPolicy;
 
 impl Recipe {
     /// Returns the importance correction for phases that set none, or `None` if sampler and learner
-    /// compute equal log-probabilities.
+    /// compute equal log-probabilities or the recipe disables the correction.
     ///
     /// Log-probabilities of inference servers, or of the engine combined with a learner that
     /// computes in bf16, differ numerically from the learner's. Without a correction, the loss
@@ -27,7 +27,8 @@ impl Recipe {
     }
 
     /// Describes, for the user, how and why phases correct for numerical differences between
-    /// sampler and learner. Returns `None` if no phase has a correction.
+    /// sampler and learner. Returns `None` if there is no default correction, or if no phase has a
+    /// correction.
     pub fn numerics_note(&self) -> Option<String> {
         self.default_correction()?;
         let mut phases = self.phase.iter().filter_map(|phase| match phase {
@@ -51,7 +52,8 @@ impl Recipe {
         ))
     }
 
-    /// Sets the default importance correction in RL phases that set no correction.
+    /// Sets the default importance correction in RL phases that set neither `proximal`,
+    /// `correction` nor `rejection`.
     pub(super) fn apply_defaults(&mut self) {
         let Some(correction) = self.default_correction() else { return };
         for phase in &mut self.phase {

@@ -92,7 +92,7 @@ impl GameKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SeedKeys {
-    /// Number of training seeds, which are 0, 1, 2, and so on.
+    /// Number of training seeds, counted from 0.
     pub train: u32,
     /// Name of the agent that leads the attempts. By default, it is the agent of `[agent]`.
     pub agent: String,

@@ -36,7 +36,7 @@ use super::user::UserKeys;
 pub struct Recipe {
     /// Name, seed, directory and store of the run.
     pub run: RunKeys,
-    /// Model with whose weights the run starts.
+    /// Model from whose weights the run starts.
     pub model: ModelKeys,
     /// Policies by name. If empty, the model is the only policy, and it is trained.
     #[serde(default)]
@@ -359,7 +359,8 @@ pub struct EvalKeys {
     /// reported separately. The remaining tasks then give an unbiased estimate for the best
     /// checkpoint. If 0, all tasks select the checkpoint, and the estimate is biased upwards.
     pub select: f64,
-    /// Number of separately reported tasks per generator whose wordings never occur in training.
+    /// Number of tasks per generator in wordings that never occur in training. They are reported
+    /// separately.
     pub unseen_wordings: usize,
     /// Seed that selects the held-out questions, over all sources together. It is independent of
     /// the run's seed: runs with different seeds are evaluated on the same tasks, and no run trains
@@ -372,8 +373,8 @@ pub struct EvalKeys {
     pub before: bool,
     /// Number of attempts at each evaluation task, at least 1.
     pub samples: u32,
-    /// Sampling temperature, 0 or in 0.01..=100. 0 is greedy sampling, which requires `samples =
-    /// 1`.
+    /// Sampling temperature, 0 or in 0.01..=100. 0 is greedy sampling, which requires
+    /// `samples = 1`.
     pub temperature: f32,
     /// Nucleus sampling: samples from the most likely tokens whose probabilities add up to this
     /// value, in 0..=1 but not 0; 1 keeps all tokens.
@@ -515,8 +516,8 @@ pub struct SftKeys {
     /// Origin of the demonstrations. `None` uses the worked solutions of the tasks.
     #[serde(default)]
     pub source: Option<SourceKeys>,
-    /// System prompt that replaces the original system prompt in demonstrations from `source`. The
-    /// agent uses it from the first step on. `None` keeps the original.
+    /// System prompt with which the completions of `source` are imitated, in place of the one with
+    /// which they were made. The agent uses it from the first step on. `None` keeps the original.
     #[serde(default)]
     pub system: Option<String>,
     /// Maximum number of passes over the demonstrations.

@@ -35,7 +35,7 @@ pub(super) fn split_named_agents(table: &mut Table) {
     table.insert(AGENTS.into(), Value::Table(named));
 }
 
-/// Moves the named agents back into `[agent]`. This is the inverse of [`split`].
+/// Moves the named agents back into `[agent]`. This is the inverse of [`split_named_agents`].
 pub(super) fn join_named_agents(table: &mut Table) {
     let Some(Value::Table(named)) = table.remove(AGENTS) else { return };
     if let Some(Value::Table(agent)) = table.get_mut(AGENT) {

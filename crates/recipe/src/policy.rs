@@ -62,8 +62,8 @@ pub struct ExternalKeys {
     #[serde(default)]
     pub url: String,
     /// Base URLs of additional servers of the same model, or of all servers if `url` is empty. A
-    /// call goes to the server with the fewest calls, and if that server is unavailable, to another
-    /// server.
+    /// call goes to the server with the fewest calls, or to another server if that server is
+    /// unavailable.
     #[serde(default)]
     pub base_urls: Vec<String>,
     /// Name of the model in API requests.

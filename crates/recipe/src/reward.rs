@@ -139,8 +139,8 @@ pub struct WhenKeys {
     /// Minimum success rate at the task, in 0..=1, that a curriculum had measured when the attempt
     /// was started. `None` for no lower bound.
     pub from_success: Option<f64>,
-    /// Success rate at the task from which on the scorer no longer applies. `None` for no upper
-    /// bound.
+    /// Success rate at the task at and above which the scorer no longer applies. `None` for no
+    /// upper bound.
     pub until_success: Option<f64>,
 }
 

@@ -63,12 +63,12 @@ pub struct RlKeys {
     #[serde(default)]
     #[serde(alias = "normaliser")]
     pub normalizer: Option<Normalizer>,
-    /// Lower clipping range, for losses with a clip: the ratio is at least 1 − `clip_low`. `None`
-    /// uses the value of the algorithm.
+    /// Lower clipping range, for losses with a clip: the lower bound of the ratio is 1 −
+    /// `clip_low`. `None` uses the value of the algorithm.
     #[serde(default)]
     pub clip_low: Option<f64>,
-    /// Upper clipping range, for losses with a clip: the ratio is at most 1 + `clip_high`. `None`
-    /// uses the value of the algorithm.
+    /// Upper clipping range, for losses with a clip: the upper bound of the ratio is 1 +
+    /// `clip_high`. `None` uses the value of the algorithm.
     #[serde(default)]
     pub clip_high: Option<f64>,
     /// Dual-clip bound of PPO's clip, more than 1: for a negative advantage A, the loss is at most
@@ -389,7 +389,8 @@ impl Default for CriticKeys {
 }
 
 impl RlKeys {
-    /// Returns the advantage estimator of the phase: the recipe's, or else the algorithm's.
+    /// Returns the advantage estimator of the phase: the one in the recipe, or else the algorithm's
+    /// default.
     pub fn estimator(&self) -> Estimator {
         self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator(self.k))
     }
@@ -428,8 +429,8 @@ impl RlKeys {
         self.normalizer.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))
     }
 
-    /// Returns what happens to groups whose rewards are all equal: the recipe's setting, or else
-    /// the algorithm's.
+    /// Returns what happens to groups whose rewards are all equal: the setting in the recipe, or
+    /// else the algorithm's default.
     pub fn zero_variance_groups(&self) -> ZeroVarianceGroups {
         self.zero_variance_groups.unwrap_or(match self.algorithm {
             Algorithm::Dapo => ZeroVarianceGroups::Refill,

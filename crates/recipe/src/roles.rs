@@ -28,8 +28,8 @@ impl Recipe {
         self.policies().iter().any(|(_, keys)| adapts(keys))
     }
 
-    /// Returns the agents of the recipe with their names. The agent of `[agent]` comes first, which
-    /// acts when no other agent is requested.
+    /// Returns the agents of the recipe with their names. The first is the agent of `[agent]`,
+    /// which acts when no other agent is requested.
     pub fn agents(&self) -> Vec<(&str, &AgentKeys)> {
         let named = self.agents.iter().map(|(name, keys)| (name.as_str(), keys));
         let first = (!self.agents.contains_key(DEFAULT)).then_some((DEFAULT, &self.agent));

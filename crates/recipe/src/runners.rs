@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct RunnersKeys {
     /// Store of rollouts from which runners lease attempts: the path of an SQLite file, which all
-    /// processes of one host can share, or the `http://` or `https://` URL of a `levade store
-    /// serve` process.
+    /// processes of one host can share, or the `http://` or `https://` URL of a
+    /// `levade store serve` process.
     pub store: String,
     /// Name of the queue from which runners lease attempts. If empty, it is `run/NAME` with the
     /// name of the run.

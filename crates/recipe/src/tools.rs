@@ -74,7 +74,7 @@ fn default_parallel() -> bool {
 }
 
 impl From<ToolKind> for ToolKeys {
-    /// Creates the keys of a toolbox of this kind, with the name of the kind and default values.
+    /// Creates the keys of a toolbox of this kind, with the kind's name and default values.
     fn from(options: ToolKind) -> Self {
         ToolKeys {
             name: String::new(),

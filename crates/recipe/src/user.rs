@@ -41,8 +41,9 @@ pub enum UserKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserAgentKeys {
-    /// Name of the agent that plays the user: `NAME` of an `[agent.NAME]`. Its policy, sampling
-    /// parameters and `max_tokens` apply, but not its prompts and tools. It is never trained.
+    /// Name of the agent that plays the user: `NAME` of an `[agent.NAME]`. The agent's policy,
+    /// sampling parameters and `max_tokens` apply, but its prompts and tools do not. The agent is
+    /// never trained.
     pub agent: String,
     /// System prompt of the agent. The placeholders `{instruction}` and `{stop}` are replaced.
     #[serde(default = "default_prompt")]

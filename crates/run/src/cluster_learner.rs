@@ -202,7 +202,7 @@ fn prepare_model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathB
     Ok(dir)
 }
 
-/// Returns the family of a model, as its `config.json` names the family.
+/// Returns the family of a model, as in its `config.json`.
 fn read_model_family(config: &ModelConfig) -> anyhow::Result<String> {
     let family = serde_json::to_value(config.family)?;
     Ok(family.as_str().unwrap_or_default().to_owned())

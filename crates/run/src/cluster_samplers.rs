@@ -26,8 +26,8 @@ use crate::gpus::GpuAllocation;
 use crate::host::Host;
 use process::{ServerProcess, ServerSpec};
 
-/// Text whose log-probabilities servers are checked by. Like a completion, it contains words,
-/// numbers and punctuation.
+/// Text whose log-probabilities are compared to check servers. Like a completion, it contains
+/// words, numbers and punctuation.
 const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? \
                      First 17 + 25 = 42, then 42 - 8 = 34, so the answer is 34.";
 
@@ -88,7 +88,8 @@ pub struct Handles {
 ///
 /// # Errors
 /// Returns an error if a server cannot be started, if no server responds in time, or if the learner
-/// exits first. If a server was started with unsuitable options, the error names the missing flag.
+/// exits first. Also returns an error, which names the missing flag, if a server was started with
+/// unsuitable options.
 pub async fn start(
     recipe: &Recipe,
     wants: &Requirements<'_>,
@@ -275,8 +276,8 @@ fn create_server_options(
     }
 }
 
-/// Writes the model directory that servers start with. It contains the learner's current weights.
-/// If the learner trains an adapter, it contains the base model.
+/// Writes the model directory that servers start with. It contains the learner's current weights,
+/// or the base model if the learner trains an adapter.
 async fn write_model(
     dir: &Path,
     wants: &Requirements<'_>,

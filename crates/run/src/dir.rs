@@ -116,7 +116,7 @@ impl RunDir {
 }
 
 /// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory
-/// of policies, or `path` itself. Returns `None` if `path` has no such parent.
+/// of policies, or `path` itself. Returns `None` if the absolute path of `path` is unknown.
 pub fn find_checkpoint_dir(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let policies = path.parent().filter(|parent| parent.ends_with(POLICIES));
@@ -133,9 +133,8 @@ pub fn policy_dir(checkpoint: &Path, trained: &[String], name: &str) -> PathBuf 
 }
 
 /// Replaces the texts of a run's recipe with the improved texts of a checkpoint, which the run's
-/// phases had found when they wrote the checkpoint. `model` is a model in the checkpoint. A text
-/// for which `is_set` returns true stays, because the user set it. Does nothing if `model` is not
-/// in a checkpoint.
+/// phases had found when they wrote the checkpoint. A text for which `is_set` returns true stays,
+/// because the user set it. Does nothing if `model` is not a model in a checkpoint.
 ///
 /// # Errors
 /// Returns an error if the file with the improved texts cannot be read.

@@ -287,8 +287,8 @@ fn to_completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
     })
 }
 
-/// Converts an error of an external API. The result blames the caller's request if every endpoint
-/// rejects the request.
+/// Converts an error of an external API. If every endpoint rejects the request itself, the kind of
+/// the result is [`ErrorKind::Invalid`].
 fn to_api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers = |error: &ExternalError| {

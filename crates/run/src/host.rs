@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 /// Timeout for responses in flight to complete when a gateway stops.
 const GATEWAY_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Event of a run or of the start of a run.
+/// Event of a run or of its start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -36,9 +36,9 @@ pub enum Event {
         /// Description of the part, for the user.
         text: String,
     },
-    /// This note is for the user.
+    /// A note for the user.
     Note(String),
-    /// The training loop has sent this event.
+    /// An event of the training loop.
     Training(levade_trainer::Event),
     /// All phases of the run have finished.
     Finished {
@@ -69,7 +69,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns whether the event only reports progress, so that a later event replaces this event.
+    /// Returns whether the event only reports progress, so that a later event replaces it.
     pub fn is_progress(&self) -> bool {
         use levade_trainer::Event as Training;
         matches!(

@@ -318,7 +318,7 @@ struct FullModelPlan {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
     critic: Option<EngineOptions>,
-    /// Options of the engine of each past version of the policy.
+    /// Engine options of each past version.
     past: Vec<EngineOptions>,
     also: String,
 }
@@ -340,12 +340,12 @@ struct PolicyEngines {
     policy: Engine,
     reference: Option<Engine>,
     critic: Option<Engine>,
-    /// Engines of the past versions of the policy, in the order of its pools.
+    /// Engines of past versions, in the order of the policy's pools.
     past: Vec<Engine>,
 }
 
 impl PlannedModel {
-    /// Starts the engines of all policies of this model, in the order of the policies.
+    /// Starts the engines of this model's policies, in order.
     async fn start(
         &self,
         recipe: &Recipe,
@@ -471,8 +471,8 @@ impl PlannedModel {
         model::with_cache(recipe, config, EngineOptions { trains, critic, batch_tokens, ..options })
     }
 
-    /// Splits the policies into policies that share no weights, and policies over the model's
-    /// original weights. A policy with past versions that are not adapters belongs to the first.
+    /// Splits the policies into policies with weights of their own, and policies over the model's
+    /// original weights. A policy with past versions that are not adapters has its own weights.
     fn split_by_adapter(&self) -> (Vec<&PolicySpec>, Vec<&PolicySpec>) {
         let has_own = |wanted: &&PolicySpec| {
             let no_adapter = wanted.lora.is_none() && self.found.adapter.is_none();

@@ -119,8 +119,8 @@ impl ProgramGateway {
         Ok(ProgramGateway { gateway, served, address, supervisor })
     }
 
-    /// Leaves it to `host` to stop the gateway at the end of a run. A restart of the run may use
-    /// the same address.
+    /// Lets `host` stop the gateway at the end of a run, because a restart of the run may use the
+    /// same address.
     pub(crate) fn with_stop_by_host(mut self, host: &Host) -> Self {
         self.served.take().into_iter().for_each(|served| host.add_gateway(served));
         self

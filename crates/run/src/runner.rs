@@ -30,7 +30,7 @@ use loaded_recipe::LoadedRecipe;
 /// Interval between two searches for announced runs while no run is announced.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Prefix of the names of the queues that belong to runs.
+/// Prefix of the queue names of runs.
 const QUEUE_PREFIX: &str = "run/";
 
 /// Kind of attempts that a runner makes.

@@ -15,7 +15,7 @@ use crate::dir::RECIPE;
 use crate::failure::unusable;
 use crate::model::ResolvedModel;
 
-/// Record of sessions: a directory into which this process records sessions of agents.
+/// Directory into which this process records sessions of agents.
 pub struct SessionRecord {
     /// Store that contains the recorded sessions.
     pub store: Arc<dyn Store>,

@@ -76,9 +76,9 @@ pub struct FoundModel {
     pub note: Option<String>,
 }
 
-/// Resolves the name of a model like [`model_source`], and considers that a run can train several
-/// policies. For such a run or its best checkpoint, returns the model of the policy that the agents
-/// in `scope` use. For any other checkpoint, returns the model in its directory.
+/// Resolves the name of a model like [`model_source`]. For a run with several trained policies or
+/// its best checkpoint, returns the model of the policy that the agents in `scope` use. For any
+/// other checkpoint, returns the model in its directory.
 ///
 /// # Errors
 /// Returns the errors of [`model_source`]. Returns an error if the recipe of the run cannot be

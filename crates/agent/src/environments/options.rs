@@ -297,7 +297,7 @@ impl EnvironmentOptions {
         }
     }
 
-    /// Returns the options that the environment's worker process receives, as a JSON object.
+    /// Returns the JSON object of options that the environment's worker process receives.
     pub(super) fn worker_options(&self) -> Value {
         match self {
             EnvironmentOptions::ReasoningGym(o) => {

@@ -202,8 +202,8 @@ impl GameLoop {
     }
 }
 
-/// Returns whether the completions of a seat can be constrained. Completions of trained policies
-/// are not, because tokens that a grammar restricts are never trained.
+/// Returns whether the completions of a seat can be constrained. Completions that a trained policy
+/// samples are not, because tokens that a grammar restricts are never trained.
 fn can_constrain_completions(party: &Party, player: &Player) -> bool {
     !player.is_trained || matches!(party.backend, Backend::Messages(_))
 }

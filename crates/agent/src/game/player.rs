@@ -36,7 +36,7 @@ pub(super) struct SeatPlayer {
     pub defaults: u32,
     /// Recorded turn of each move of the seat. `None` if the call was not recorded as tokens.
     pub turns: Vec<Option<u32>>,
-    /// Rewards of completions, each with the recorded turn of its completion. The turn is `None` if
+    /// Rewards of completions, each with the recorded turn of the completion. The turn is `None` if
     /// the call was not recorded as tokens.
     pub rewards: Vec<(Option<u32>, f64)>,
 }

@@ -22,7 +22,7 @@ fn count_moves_by_agent(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     sums
 }
 
-/// Record of a match: its moves and positions.
+/// Moves and positions of a match.
 pub(super) struct MatchRecord {
     game: String,
     seed: u64,

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 
-/// Maximum length of the value of an environment variable, in bytes. Linux's own maximum is
-/// slightly larger.
+/// Maximum length of the value of an environment variable, in bytes. Linux limits the
+/// variable with its name to 131,072.
 const MAX_VARIABLE_BYTES: usize = 100_000;
 
 /// Environment variables that make HTTP clients reach the endpoint directly, without the proxies of

@@ -68,7 +68,7 @@ pub struct Program {
     pub address: String,
     /// Whether the program may report its own rewards.
     pub rewards: bool,
-    /// Whether the program names other agents as models in its calls, as an environment with
+    /// Whether the program selects agents by using their names as models, as an environment with
     /// several seats does.
     pub has_seats: bool,
     /// Pool of worker processes, which keep running and receive attempts as JSON lines. If `None`,
@@ -168,7 +168,7 @@ impl Program {
         self.complete_attempt(&context, &opened, ended, recorded).await
     }
 
-    /// Creates the attempt of a program that has ended.
+    /// Creates the attempt of a program from its output and the recorded calls.
     pub(crate) async fn complete_attempt(
         &self,
         context: &AttemptContext,

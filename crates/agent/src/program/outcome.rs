@@ -99,8 +99,7 @@ pub(crate) fn create_recorded_outcome(recorded: &Recording) -> Outcome {
     outcome
 }
 
-/// Returns the content of the last recorded completion that has content, or `None` if no completion
-/// has content.
+/// Returns the content of the last recorded completion that has any, or `None` if none has content.
 pub(crate) fn find_last_content(recorded: &Recording) -> Option<String> {
     let last = agent_turns(recorded).into_iter().rfind(|call| !call.content.is_empty());
     last.map(|call| call.content.clone())
@@ -203,8 +202,9 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
 }
 
 /// Returns the finish of an attempt whose agent failed after the gateway had rejected a call
-/// because of a limit. Most agents fail after such a rejection, although the recipe sets the limit.
-/// Returns `None` if no limit rejected a call. `calls` are the agent's calls without summaries.
+/// because of a limit. Most agents fail after such a rejection, but the recipe's limit is a regular
+/// end of an attempt. Returns `None` if no limit rejected a call. `calls` are the agent's calls
+/// without summaries.
 pub(crate) fn find_rejection_finish(
     recorded: &Recording,
     limits: &AttemptLimits,

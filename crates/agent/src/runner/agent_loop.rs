@@ -18,8 +18,8 @@ use crate::environments::EnvironmentLoop;
 use crate::program::{OpenProgram, SessionEndpoint};
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, BuiltInLoop, Program};
 
-/// Agent loop that a runner executes. The programs in the variants open the sessions; their
-/// commands run on the runner.
+/// Agent loop that a runner executes. The programs in the variants open the sessions in this
+/// process; their commands run on the runner.
 #[derive(Clone)]
 pub enum LeasedLoop {
     /// The runner executes the tool loop.

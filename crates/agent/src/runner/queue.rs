@@ -363,7 +363,7 @@ async fn follow_changes(queue: Weak<RunnerQueue>, mut since: u64) {
 
 impl RunnerQueue {
     /// Reads the changes after `since` from the store, and passes them to the waiting attempts.
-    /// Also ends expired leases if the interval between two such checks has passed.
+    /// Also ends expired leases if the interval since the last check for them has passed.
     async fn read_changes(
         &self,
         since: &mut u64,

@@ -85,7 +85,7 @@ pub enum AttemptReport {
 pub struct ToolTime {
     /// Index of the completion that contains the tool call, counted from 0 in the tool loop.
     pub turn: u32,
-    /// Index of the tool call in its completion.
+    /// Index of the tool call in its completion, from 0.
     pub index: u32,
     /// Name of the category of the tool result.
     pub result: String,

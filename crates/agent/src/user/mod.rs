@@ -23,14 +23,13 @@ use serde_json::Value;
 
 pub(crate) use session::{EndedUser, UserResponse, UserSession};
 
-/// Default of [`UserAgent::prompt`], the system prompt of an agent that plays a user.
+/// Default of [`UserAgent::prompt`].
 pub const USER_PROMPT: &str = "You are a customer who talks to a service agent. This is what you \
 know and want:\n{instruction}\nWrite one short message at a time, as a customer would. Give a \
 detail only when the agent asks for it, and never invent one. When the agent has done what you \
 want, or cannot do it, write only {stop}";
 
-/// Default of [`UserAgent::greeting`], the message that opens the conversation for an agent that
-/// plays a user.
+/// Default of [`UserAgent::greeting`].
 pub const USER_GREETING: &str = "Hello, how can I help you?";
 
 /// Placeholder in [`UserAgent::prompt`] that is replaced by the user's instruction.

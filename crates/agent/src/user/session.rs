@@ -120,8 +120,8 @@ impl<'a> UserSession<'a> {
     }
 
     /// Returns the user's response to a message of the agent. Also returns the score that the user
-    /// gives the agent's turn, or `None` if the user gives no score. The clock of `player`, the
-    /// agent's policy, measures the timeout.
+    /// gives the agent's turn, or `None` if the user gives no score. If a Python class plays the
+    /// user, the clock of `player`, the agent's policy, measures the timeout.
     ///
     /// # Errors
     /// Returns a message that names the user if the user fails.
@@ -184,7 +184,7 @@ impl<'a> UserSession<'a> {
     }
 
     /// Closes the user, and returns its conversation and its data for scorers. The clock of
-    /// `player`, the agent's policy, measures the timeout.
+    /// `player`, the agent's policy, measures the timeout for a Python class.
     pub async fn close(self, player: &Player) -> EndedUser {
         let UserSession { user, voice, turns, has_ended, .. } = self;
         let mut scorer_input = json!({ "name": user.name, "turns": turns, "ended": has_ended });

@@ -13,8 +13,7 @@ use tokio::sync::Notify;
 use super::report::CheckReport;
 use crate::screen;
 
-/// Runs a training step with one group of attempts, and reports an estimate of the time of a full
-/// step.
+/// Runs a training step with one group of attempts, and reports the estimated time of a full step.
 pub async fn check_step_time(
     recipe: &Recipe,
     environments: Environments,
@@ -32,8 +31,8 @@ pub async fn check_step_time(
 }
 
 /// Reduces a recipe to a single step of one group, and returns it with the number of groups of a
-/// full step. The step is of the last RL phase, or of the first phase if there is no RL phase.
-/// Returns `None` if the recipe has no phase.
+/// full step. The step belongs to the last RL phase, or to the first phase if none is RL. Returns
+/// `None` if the recipe has no phase.
 fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
@@ -95,9 +94,9 @@ impl Observer for FirstStepObserver {
 }
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
-/// a step of n groups takes at most n times as long as a step of one group. If a policy of
-/// `policies`, which the step trains, had no update because its attempts had zero variance, the
-/// description says so.
+/// a step of n groups takes at most n times as long as a step of one group. `policies` are the
+/// policies that the step trains. If the measured group left a policy nothing to learn, the policy
+/// had no update, and the description says so.
 fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> String {
     let step_seconds = metrics.get("timing_s/step").unwrap_or(0.0);
     let mut parts = Vec::new();

@@ -139,7 +139,7 @@ fn sets_source(overrides: &[Override], policy: &str) -> bool {
 /// Name of a policy and the source of its model.
 type PolicySource = (String, String);
 
-/// Resolves the name of a model for these policies. Returns the source of the name, the run that
+/// Resolves the name of a model for these policies. Returns the source of the model, the run that
 /// the source belongs to, and the source of each policy. If a run trains several policies, each
 /// policy has its own model in the checkpoint of the run.
 fn resolve_sources(

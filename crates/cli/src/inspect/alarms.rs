@@ -32,7 +32,7 @@ pub enum Severity {
     Warning,
 }
 
-/// Alarm: a problem of a run, with the evidence and advice.
+/// Problem of a run, with the measured evidence and advice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Alarm {
     /// Name of the rule that raises the alarm.
@@ -215,7 +215,7 @@ fn find_tool_errors(history: &MetricsHistory) -> Vec<Alarm> {
     boxes.collect()
 }
 
-/// Finds out whether most tool calls in the completions of a run cannot be parsed.
+/// Finds out whether more than a fifth of the tool calls in completions cannot be parsed.
 fn find_unparsed_calls(history: &MetricsHistory) -> Option<Alarm> {
     const MAX_MALFORMED: f64 = 0.2;
     let kinds = ["ok", "malformed", "unknown_tool", "bad_arguments", "failed", "timeout"];
@@ -332,8 +332,8 @@ fn is_learning(history: &MetricsHistory) -> bool {
     before.zip(means.last()).is_some_and(|(before, (_, now))| now - before > MIN_RISE)
 }
 
-/// Finds policies whose entropy has fallen to less than a tenth of its first values. Policies that
-/// solve their tasks or are still learning are left out.
+/// Finds policies whose entropy has fallen to less than a tenth of its first values. Returns no
+/// alarm if the run solves its tasks or is still learning.
 fn find_collapsed_entropy(history: &MetricsHistory) -> Vec<Alarm> {
     const MIN_REMAINING: f64 = 0.1;
     if is_solved(history) || is_learning(history) {

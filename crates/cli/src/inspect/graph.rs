@@ -12,7 +12,7 @@ use levade_tree::{Kind, TimeInterval};
 pub const LINE_CHARS: usize = 46;
 /// Maximum number of lines of a text in a card.
 const TEXT_LINES: usize = 4;
-/// Maximum number of characters of a name in the title of a card.
+/// Maximum number of characters of a name in a card's title.
 const NAME_CHARS: usize = 24;
 
 /// Output format of a graph.
@@ -27,7 +27,6 @@ pub enum Format {
 /// Graph of an attempt: a card for the attempt, and a card for each model call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptGraph {
-    /// Card that describes the attempt.
     pub attempt: AttemptCard,
     /// Names of the agents. The index of a name determines the color of the agent.
     pub agents: Vec<String>,
@@ -35,15 +34,15 @@ pub struct AttemptGraph {
     pub calls: Vec<CallCard>,
 }
 
-/// Card of an attempt in a graph.
+/// Card that describes an attempt in the graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptCard {
     /// Name of the attempt slot.
     pub title: String,
     /// Score and reward of the attempt.
     pub score: String,
-    /// Additional lines: the components of the score, the end of the attempt, its numbers, and the
-    /// question.
+    /// Additional lines: the components of the score, the finish reason and the counts of the
+    /// attempt, its question, and its error.
     pub lines: Vec<String>,
 }
 
@@ -52,7 +51,8 @@ pub struct AttemptCard {
 pub struct CallCard {
     /// Index of the agent that made the call.
     pub agent: usize,
-    /// Names of the agent and the turn.
+    /// Name of the agent and number of the turn; `chat API` replaces the turn if a chat API
+    /// answered.
     pub title: String,
     /// Weight versions that sampled the completion, such as `weights 2 → 3`. Empty for a chat API.
     pub versions: String,
@@ -64,9 +64,9 @@ pub struct CallCard {
     /// Numbers of tokens: prompt tokens that an earlier call contains, new prompt tokens, and
     /// completion tokens.
     pub tokens: [usize; 3],
-    /// Temperature, duration and finish of the call.
+    /// Temperature, duration and finish reason of the call, and the reason for a mask.
     pub detail: String,
-    /// First lines of the text of the completion.
+    /// First lines of the reasoning and the content of the completion.
     pub lines: Vec<String>,
     pub tools: Vec<ToolCard>,
 }

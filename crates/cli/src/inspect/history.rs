@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use levade_trainer::Metrics;
 use serde_json::{Map, Value};
 
-/// History of a run: metrics of the finished steps of a phase, and the evaluations of the run.
+/// Metrics of the finished steps of a phase, and the evaluations of its run.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsHistory {
     /// Index of the phase whose steps are included, from 0.

@@ -123,7 +123,7 @@ pub fn format_steps(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// Formats one line for each attempt in a list of attempts.
+/// Formats one line for each attempt.
 pub fn format_attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for summary in summaries {

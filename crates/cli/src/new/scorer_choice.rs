@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Scorer;
 
-/// Names of the fields of a row that list the options of a question.
+/// Names of the row fields that list the options of a question.
 pub const OPTIONS: [&str; 2] = ["choices", "options"];
 
 /// Kind of a task's expected answer.
@@ -104,7 +104,6 @@ pub fn max_shown_options(tasks: &[Task]) -> Option<usize> {
     (max_options > 4).then_some(max_options)
 }
 
-/// Creates the kind of scorer with this name and these keys.
 fn create_scorer_kind(name: &str, keys: Value) -> Result<ScorerKind, String> {
     serde_json::from_value(serde_json::json!({ name: keys })).map_err(|error| error.to_string())
 }

@@ -159,8 +159,8 @@ struct PlannedAgent<'a> {
     policy: String,
 }
 
-/// Opens the models that play these agents for each of `all`. Each model is opened once, one after
-/// another, and passed to `use_model` with the agents that it plays.
+/// Opens the models that play these agents for each of `all`, one model after another, and each
+/// model once. Passes the agents that a model plays to `use_model`, ready to play.
 ///
 /// # Errors
 /// Returns an error if a model cannot be opened. Also returns the errors of `use_model`.

@@ -26,7 +26,7 @@ pub struct ValueArgs {
     pub value: Option<String>,
 
     /// Opponent of --value: random, equilibrium, best_response, or a source like that of --value;
-    /// can be repeated [default: the first three, if the game has them]
+    /// can be repeated [default: each of the first three that the game has]
     #[arg(long, value_name = "OPPONENT", requires = "value", conflicts_with = "seat")]
     pub against: Vec<String>,
 

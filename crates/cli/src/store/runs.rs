@@ -1,5 +1,5 @@
-//! Implements `levade store list`, which shows the runs and workers of a store server, and `levade
-//! store remove`, which removes a run.
+//! Implements `levade store list`, which shows the runs and workers of a store server, and
+//! `levade store remove`, which removes a run.
 
 use std::process::ExitCode;
 use std::sync::Arc;

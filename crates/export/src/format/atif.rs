@@ -108,7 +108,6 @@ fn to_steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> 
     steps
 }
 
-/// Adds the fields of a completion to the step of the agent.
 fn add_completion_fields(
     step: &mut Value,
     sequence: &Sequence,

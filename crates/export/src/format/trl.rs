@@ -82,7 +82,7 @@ pub fn to_preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Ro
 }
 
 /// Returns the prompt and the turns of an attempt's last sequence that has completions. Returns
-/// `None` if the attempt has no such sequence.
+/// `None` if the attempt has no such sequence, or if its messages could not be parsed.
 fn find_final_turns(exported: &ExportedAttempt) -> Option<(Value, Value, &Sequence)> {
     let sequence = exported.sequences.iter().rev().find(|s| !s.completions.is_empty())?;
     let messages = sequence.messages.as_deref()?;

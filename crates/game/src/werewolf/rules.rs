@@ -6,8 +6,8 @@ use super::NAME;
 use super::role::{Role, Side};
 use crate::GameError;
 
-/// Maximum value of `max_days` and of `discussion_rounds`. This limit bounds the record of a match,
-/// which contains all positions.
+/// Maximum value of `max_days`. Together with [`MAX_DISCUSSION_ROUNDS`], it bounds the record of a
+/// match, which contains all positions.
 const MAX_DAYS: u32 = 100;
 const MAX_DISCUSSION_ROUNDS: u32 = 20;
 
@@ -28,9 +28,9 @@ pub(super) enum TieRule {
     /// No player dies after a tied vote.
     #[default]
     Nobody,
-    /// The player with the lowest seat dies, of those with the most votes.
+    /// Of the players with the most votes, the player with the lowest seat dies.
     First,
-    /// A player whom the seed selects dies, of those with the most votes.
+    /// Of the players with the most votes, a player whom the seed selects dies.
     Random,
 }
 

@@ -407,7 +407,7 @@ impl WerewolfMatch {
     }
 
     /// Returns the player with the most votes. If several players have the most votes, `ties`
-    /// determines the result.
+    /// determines the result. Returns `None` if no player is selected, or if there are no votes.
     fn decide_vote(&mut self, votes: &[Option<usize>], ties: TieRule) -> Option<usize> {
         let count = |seat: usize| votes.iter().filter(|vote| **vote == Some(seat)).count();
         let max_count =

@@ -17,7 +17,7 @@ impl Texts {
     /// Reads the texts of werewolf in a language.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if the file of the texts is not valid.
+    /// Returns [`GameError::Text`] if the file of the language is not valid.
     pub fn new(language: Language) -> Result<Self, GameError> {
         let (language, file) = match language {
             Language::English => ("en", include_str!("text/en.toml")),
@@ -41,8 +41,8 @@ impl Texts {
         })
     }
 
-    /// Returns the text with this key. `slots` contains the names of the text's placeholders with
-    /// their values.
+    /// Returns the text with this key, with its placeholders replaced. `slots` contains the names
+    /// of the placeholders with their values.
     pub fn fill(&self, key: &str, slots: &[(&str, &str)]) -> Result<String, GameError> {
         // Values may contain braces, so only placeholders of the original text are replaced.
         let mut rest = self.get_text(key)?;
@@ -58,8 +58,7 @@ impl Texts {
         Ok(filled)
     }
 
-    /// Returns the name of the player who takes a seat, by which the other players refer to this
-    /// player.
+    /// Returns the name by which players refer to the player in a seat.
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.

@@ -14,8 +14,8 @@ pub enum LearnerKeys {
     Torch(TorchKeys),
 }
 
-/// `[cluster.learner] kind = "torch"`: a group of learner processes that the run starts (`start =
-/// true`) or that already runs at `url`.
+/// `[cluster.learner] kind = "torch"`: a group of learner processes that the run starts
+/// (`start = true`) or that already runs at `url`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TorchKeys {
@@ -29,8 +29,8 @@ pub struct TorchKeys {
     /// Python interpreter of the environment that has `levade_torch`: a program in `PATH`, or a
     /// path.
     pub python: PathBuf,
-    /// Number of nodes of the learner, in 1..=16384. Each node except the first runs `levade
-    /// cluster join RUN`, which `levade launch` starts.
+    /// Number of nodes of the learner, in 1..=16384. Each node except the first runs
+    /// `levade cluster join RUN`, which `levade launch` starts.
     pub nodes: u32,
     /// Number of processes per node. 0 starts one process per GPU, or one process if there are no
     /// GPUs.
@@ -59,7 +59,7 @@ pub struct TorchKeys {
     /// Timeout for one micro-batch, optimizer step or forward pass, or for reading or writing
     /// weights, in seconds.
     pub call_seconds: f64,
-    /// Maximum time without a message or a connection from the process group, in seconds.
+    /// Maximum time without a message from the process group or a connection to it, in seconds.
     pub silent_seconds: f64,
     /// Maximum number of consecutive restarts. If the process group has exited or does not respond,
     /// the run starts a new group and resumes from its newest checkpoint.

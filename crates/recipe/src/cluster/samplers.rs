@@ -16,8 +16,8 @@ pub enum SamplersKeys {
     Sglang(ServersKeys),
 }
 
-/// `[cluster.samplers] kind = "vllm" | "sglang"`: inference servers that the run starts (`start =
-/// true`) or that already run at `urls`.
+/// `[cluster.samplers] kind = "vllm" | "sglang"`: inference servers that the run starts
+/// (`start = true`) or that already run at `urls`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServersKeys {

@@ -32,7 +32,7 @@ pub struct LaunchOrder {
     pub environment: Vec<String>,
     /// Number of nodes that run the learner.
     pub nodes: u32,
-    /// Timeout for the learner to start again after this start, in seconds.
+    /// Timeout for the next start, if the learner is started again, in seconds.
     #[serde(rename = "patience")]
     pub start_timeout_seconds: f64,
 }

@@ -207,8 +207,7 @@ impl ServerProcess {
         self.running.clone()
     }
 
-    /// Returns the reason why the server exited soon after its start. Returns `None` if the server
-    /// did not exit soon.
+    /// Returns the reason why the server exited soon after its start, or `None` if it did not.
     pub fn start_error(&self) -> Option<String> {
         self.start_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -216,8 +215,8 @@ impl ServerProcess {
 
 /// Waits until the server is permitted to start, and marks the server as running. Checks `may`
 /// again after marking: if the devices are taken away at the same moment, either this function or
-/// the party that takes them notices. Returns `false` if the server can never start, because the
-/// sender of `may` was dropped.
+/// the other side notices. Returns `false` if the server can never start, because the sender of
+/// `may` was dropped.
 async fn wait_for_permission(
     may: &mut Option<watch::Receiver<bool>>,
     running: &watch::Sender<bool>,
@@ -290,7 +289,7 @@ async fn keep_running(
     }
 }
 
-/// Returns the last lines of a log that are not blank, joined into one text.
+/// Returns the last [`LINES`] lines of a log that are not blank, indented.
 fn read_last_lines(log: &Path) -> String {
     let text = child::read_log_end(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();

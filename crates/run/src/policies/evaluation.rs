@@ -8,9 +8,9 @@ use levade_recipe::{ClusterKeys, PolicyKeys, PolicyModel, Recipe};
 use super::{StartedPolicies, start};
 use crate::host::Host;
 
-/// Starts the policies of a recipe without training, for an evaluation. Each policy of `measured`
-/// has the weights of its model in this map, and the embedded engine samples. `now` is the current
-/// time in chat templates, as a Unix timestamp in seconds.
+/// Starts the policies of a recipe as [`start`] does, but without training. Each policy of
+/// `measured` has the weights of its model in this map, and the embedded engine samples. `now` is
+/// the current time in chat templates, as a Unix timestamp in seconds.
 ///
 /// # Errors
 /// Returns the errors of [`start`].
