@@ -82,8 +82,9 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
 /// # Errors
 /// Returns a message if the row has no such field, or if the field is not a list of completions.
 pub fn parse_row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String> {
-    let found = task.row.get(field).ok_or_else(|| format!("its row has no field `{field}`"))?;
-    let wrong = |why: String| format!("its field `{field}` {why}");
+    let found =
+        task.row.get(field).ok_or_else(|| format!("the task's row has no field `{field}`"))?;
+    let wrong = |why: String| format!("the field `{field}` of the task's row {why}");
     let items = found.as_array().ok_or_else(|| wrong("is not a list of completions".to_owned()))?;
     let mut completions = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
@@ -180,11 +181,14 @@ mod tests {
             (json!(["a", { "role": "wizard", "content": "b" }]), "has an invalid message 1"),
         ] {
             let error = parse_row_completions(&task(completions), "replies").unwrap_err();
-            assert!(error.starts_with("its field `replies` ") && error.contains(why), "{error}");
+            assert!(
+                error.starts_with("the field `replies` of the task's row ") && error.contains(why),
+                "{error}"
+            );
         }
         assert_eq!(
             parse_row_completions(&task(json!([])), "demo").unwrap_err(),
-            "its row has no field `demo`"
+            "the task's row has no field `demo`"
         );
     }
 }

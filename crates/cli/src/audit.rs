@@ -80,7 +80,7 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
         let known: BTreeSet<String> = steps.iter().map(|step| step.policy.clone()).collect();
         let known = Vec::from_iter(known).join(", ");
         return Err(unusable(format!(
-            "--policy is {name}, but no step trained this policy; steps trained: {known}"
+            "--policy is {name}, but no step trained this policy; the trained policies are {known}"
         )));
     }
     steps.retain(|step| args.policy.as_ref().is_none_or(|name| *name == step.policy));

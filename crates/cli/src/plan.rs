@@ -448,7 +448,7 @@ fn simulate_fleets(
         args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices))
     {
         return Err(unusable(format!(
-            "--fleet contains {devices} devices, but must be in {min_devices}..={MAX_DEVICES}"
+            "--fleet is {devices}, but must be in {min_devices}..={MAX_DEVICES}"
         )));
     }
     let limits = [

@@ -37,7 +37,7 @@ pub async fn format_terms(
     if recipe.cluster.learner.is_some() {
         return Err(unusable(
             "--terms replays a step on the embedded engine, which is not possible because this run \
-             has an external learner"
+             has an external learner; without --terms, the recorded tokens are shown"
                 .to_owned(),
         ));
     }

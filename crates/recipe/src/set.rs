@@ -71,7 +71,7 @@ pub enum SetError {
     },
     /// The key path contains something other than an item number after a list.
     #[error(
-        "--set {key}: `{inner}` is a list of {len} items; name an item by its number, counted \
+        "--set {key}: `{inner}` is a list; name one of its items ({len}) by its number, counted \
          from 0"
     )]
     NoItem {
@@ -251,7 +251,7 @@ mod tests {
             ("seed.x=3", "--set seed.x: `seed` is 1, which has no keys"),
             (
                 "phase.1.steps=3",
-                "`phase` is a list of 1 items; name an item by its number, counted from 0",
+                "`phase` is a list; name one of its items (1) by its number, counted from 0",
             ),
             ("phase.last.steps=3", "`phase` is a list of 1"),
         ];

@@ -77,7 +77,7 @@ pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<Res
 pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
     if !path.join(AdapterConfig::FILE).exists() {
         return Ok(ResolvedModel {
-            files: print_notes(ModelFiles::open(&path)?, host),
+            files: report_notes(ModelFiles::open(&path)?, host),
             adapter: None,
             path,
         });
@@ -92,7 +92,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
         )));
     };
     let opened = fetch_model(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
-    let files = print_notes(
+    let files = report_notes(
         opened.map_err(|error| {
             let path = path.display();
             unusable(format!(
@@ -119,7 +119,7 @@ pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow
 }
 
 /// Reports the notes about a model's files to the user. Returns the files.
-fn print_notes(files: ModelFiles, host: &Host) -> ModelFiles {
+fn report_notes(files: ModelFiles, host: &Host) -> ModelFiles {
     send_notes(&files.notes, host);
     files
 }

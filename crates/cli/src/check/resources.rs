@@ -48,7 +48,7 @@ pub fn find_nearest_existing(path: &Path) -> Option<&Path> {
 /// Returns the free disk space at the run directory, in bytes. Returns `None` if the system does
 /// not report the space.
 fn free_disk_space(recipe: &Recipe) -> Option<u64> {
-    let existing_dir = self::find_nearest_existing(&recipe.run.folder)?;
+    let existing_dir = find_nearest_existing(&recipe.run.folder)?;
     #[cfg(unix)]
     {
         let about = rustix::fs::statvfs(existing_dir).ok()?;

@@ -93,10 +93,7 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
             &["--fleet", "1"][..],
             "--fleet needs times: set --device, or pass measured times with --service",
         ),
-        (
-            &["--fleet", "0", "--device", "h100"],
-            "--fleet contains 0 devices, but must be in 1..=16384",
-        ),
+        (&["--fleet", "0", "--device", "h100"], "--fleet is 0, but must be in 1..=16384"),
         (
             &["--fleet", "1", "--service", "nowhere.json"],
             "cannot read --service nowhere.json: No such file",

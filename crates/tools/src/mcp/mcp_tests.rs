@@ -6,16 +6,6 @@ use super::*;
 use crate::testing::context;
 use crate::{CallError, ObservationKind, ToolSet};
 
-/// Supervisor that reads its order and executes the program in its own process.
-const SUPERVISOR: &str = "
-import json, os, sys
-order = b''
-while not order.endswith(b'\\n'):
-    order += os.read(0, 1)
-command = json.loads(order)['command']
-os.execvp(command[0], command)
-";
-
 fn server(script: &str) -> McpKeys {
     let command = ["python3", "-c", script].map(str::to_owned).to_vec();
     McpKeys { command, environment: vec!["NAMED".into()], ..McpKeys::default() }
@@ -26,8 +16,7 @@ fn bad() -> McpKeys {
 }
 
 fn mcp(keys: McpKeys) -> Mcp {
-    let supervisor = Supervisor(["python3", "-c", SUPERVISOR].map(str::to_owned).to_vec());
-    Mcp::new("tests", keys, Some(5.0), &supervisor).unwrap()
+    Mcp::new("tests", keys, Some(5.0), &Supervisor::default()).unwrap()
 }
 
 async fn call_tool(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput {
