@@ -109,9 +109,7 @@ impl Checkpoint {
                 File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
-                return Err(format!(
-                    "the file {name} has the checksum {found:08x}, but {crc32c:08x} was recorded"
-                ));
+                return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
             }
         }
         Ok(())
@@ -151,8 +149,7 @@ pub(crate) struct PolicyContent<'a> {
     pub learner: &'a dyn Learner,
     /// The critic of the policy. `None` if no critic is trained.
     pub critic: Option<&'a dyn Learner>,
-    /// The reference model. `None` if its weights are the policy's, or are in an earlier checkpoint
-    /// that is kept.
+    /// The reference model. `None` if its weights are the policy's or in a kept checkpoint.
     pub reference: Option<&'a dyn Learner>,
     /// Writes the remaining files of a model directory.
     pub write_extra_files: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
@@ -222,8 +219,7 @@ impl CheckpointDir {
         Ok(found)
     }
 
-    /// Returns the path of the directory for temporary files, which [`CheckpointDir::open`]
-    /// removes.
+    /// Returns the directory for temporary files. [`CheckpointDir::open`] removes it.
     pub fn scratch_dir(&self) -> PathBuf {
         self.root.join(format!("{TEMPORARY}scratch"))
     }

@@ -242,8 +242,8 @@ pub enum TrainerError {
     },
     /// The loop of an agent does not send chat messages, so a teacher cannot act in it.
     #[error(
-        "the loop of agent {agent} does not support {teacher} as teacher; set \
-             another `source` of the phase"
+        "the loop of agent {agent} does not support {teacher} as teacher; set another \
+         `source` of the phase"
     )]
     UnsupportedLoop {
         /// Name of the agent.
@@ -410,10 +410,7 @@ pub enum TrainerError {
         why: String,
     },
     /// A phase has a KL penalty, but no reference model was loaded.
-    #[error(
-        "phase {0} has a KL penalty, but the program did not provide a reference model; this is a \
-             defect of the program"
-    )]
+    #[error("phase {0} has a KL penalty, but no reference model; this is a defect of the program")]
     NoReference(usize),
     /// The program did not provide a component that the recipe names, such as an agent or a policy.
     #[error("the recipe requires {0}, which was not provided; this is a defect of the program")]
@@ -435,10 +432,7 @@ pub enum TrainerError {
     #[error("a step waits for attempts, but no attempt is in progress (a defect of the trainer)")]
     NoAttemptsInFlight,
     /// A phase needs value estimates, but no critic was loaded.
-    #[error(
-        "phase {0} needs a critic, but the program did not provide a critic; this is a defect of the \
-             program"
-    )]
+    #[error("phase {0} needs a critic, but has none; this is a defect of the program")]
     NoCritic(usize),
     /// All tokens that a step sampled are masked.
     #[error(

@@ -319,8 +319,7 @@ impl Scorers {
         self.attempt_scorers(attempt).any(|named| named.scorer.scores_groups())
     }
 
-    /// Returns whether an attempt may wait for its score. If so, the attempt is recorded before it
-    /// has a score.
+    /// Returns whether an attempt may be recorded before it is scored.
     pub(crate) fn can_defer(&self, attempt: &Attempt) -> bool {
         self.attempt_scorers(attempt)
             .any(|named| named.unscored == UnscoredEffect::Defer || named.scorer.scores_groups())
