@@ -13,7 +13,7 @@ use levade_gateway::{Gateway, build_router};
 use levade_http::Access;
 use serde_json::Value;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tower_service::Service as _;
 
 use crate::network::Fate;
@@ -65,10 +65,27 @@ async fn travel(world: &World, nodes: [&String; 2], delay: Duration, is_lost: bo
     }
 }
 
+/// The gateway of a running trainer process. Dropping it aborts its calls, as the end of the process
+/// does.
+struct RunningGateway {
+    routes: Router,
+    calls: JoinSet<()>,
+}
+
+/// Connection of a runner to a gateway. Dropping it aborts the call of the runner.
+struct Connection(AbortHandle);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// The gateways of the running trainer processes.
 #[derive(Default)]
 pub struct Gateways {
-    running: Mutex<BTreeMap<String, Router>>,
+    /// The gateways by the names of their processes.
+    running: Mutex<BTreeMap<String, RunningGateway>>,
     /// Newest try that a runner has leased, by name of the slot.
     newest: Mutex<BTreeMap<String, u32>>,
 }
@@ -77,7 +94,8 @@ impl Gateways {
     /// Opens the gateway of a trainer process.
     pub fn open(&self, trainer: &str, gateway: &Gateway) {
         let routes = build_router(gateway, Access::default());
-        self.running.lock().unwrap().insert(trainer.to_owned(), routes);
+        let gateway = RunningGateway { routes, calls: JoinSet::new() };
+        self.running.lock().unwrap().insert(trainer.to_owned(), gateway);
     }
 
     /// Closes the gateway of a trainer process that has ended.
@@ -85,8 +103,24 @@ impl Gateways {
         self.running.lock().unwrap().remove(trainer);
     }
 
-    fn find(&self, trainer: &str) -> Option<Router> {
-        self.running.lock().unwrap().get(trainer).cloned()
+    fn is_open(&self, trainer: &str) -> bool {
+        self.running.lock().unwrap().contains_key(trainer)
+    }
+
+    /// Starts a call in the process of the gateway, which sends the response to `sender`. Returns
+    /// `None` if the process has ended.
+    fn start_call(
+        self: &Arc<Self>,
+        world: &Arc<World>,
+        call: ModelCall,
+        sender: oneshot::Sender<(StatusCode, Bytes)>,
+    ) -> Option<AbortHandle> {
+        let mut running = self.running.lock().unwrap();
+        let gateway = running.get_mut(call.trainer())?;
+        while gateway.calls.try_join_next().is_some() {}
+        let routes = gateway.routes.clone();
+        let handling = Arc::clone(self).handle(Arc::clone(world), routes, call, sender);
+        Some(gateway.calls.spawn(handling))
     }
 
     /// Records that a try is leased. The trainer enqueues a try after it has closed the session of
@@ -112,16 +146,10 @@ impl Gateways {
         let nodes = [&call.node, &trainer];
         travel(world, nodes, fate.delay, fate.is_lost).await;
         let no_connection = || format!("{trainer}: connection refused");
-        let routes = self.find(&trainer).ok_or_else(no_connection)?;
         let (sender, response) = oneshot::channel();
-        let handling = Arc::clone(self).handle(Arc::clone(world), routes, call.clone(), sender);
+        let handling = self.start_call(world, call.clone(), sender).ok_or_else(no_connection)?;
         // The gateway notices that a connection ends, but not that a response is lost.
-        let mut connection = JoinSet::new();
-        if fate.is_response_lost {
-            world.spawn(handling);
-        } else {
-            connection.spawn(handling);
-        }
+        let _connection = (!fate.is_response_lost).then(|| Connection(handling));
         if fate.is_broken {
             tokio::time::sleep(Duration::from_millis(1)).await;
             return Err(format!("{trainer}: connection reset by peer"));
@@ -129,14 +157,14 @@ impl Gateways {
         let response = response.await.map_err(|_| format!("{trainer}: connection closed"))?;
         travel(world, nodes, fate.response_delay, fate.is_response_lost).await;
         // A trainer that has ended in the meantime sends nothing.
-        if self.find(&trainer).is_none() {
+        if !self.is_open(&trainer) {
             return Err(no_connection());
         }
         let (status, body) = response;
         Ok((status.as_u16(), serde_json::from_slice(&body).unwrap_or_default()))
     }
 
-    /// Executes a call in the process of the gateway, and sends the response.
+    /// Executes a call, checks the rule of leases, and sends the response.
     async fn handle(
         self: Arc<Self>,
         world: Arc<World>,
