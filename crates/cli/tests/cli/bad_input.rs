@@ -69,7 +69,7 @@ fn invalid_recipe_is_rejected_with_key() {
     assert_train_rejects(
         &workspace,
         &["--set", "phase.7.steps=1"],
-        &["--set phase.7.steps", "a list of 2"],
+        &["--set phase.7.steps", "`phase` is a list; name one of its items (2)"],
     );
     assert_train_rejects(&workspace, &["--set", "seed"], &["--set seed", "key=value"]);
     assert_train_rejects(

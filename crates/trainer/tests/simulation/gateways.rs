@@ -65,8 +65,8 @@ async fn travel(world: &World, nodes: [&String; 2], delay: Duration, is_lost: bo
     }
 }
 
-/// The gateway of a running trainer process. Dropping it aborts its calls, as the end of the process
-/// does.
+/// The gateway of a running trainer process. Dropping it aborts its calls, as the end of the
+/// process does.
 struct RunningGateway {
     routes: Router,
     calls: JoinSet<()>,
