@@ -13,10 +13,10 @@ Then the second build replays the run of the first build. With `resume-NAME`, th
 stopped after three of six steps, or killed, under the first build. They must end like the first build's undisturbed
 run. Prints the first difference of each check.
 
-Not compared: names of attempts, which are random, and abandoned attempts, which a kill truncates. With `stale`, timing
-decides which version samples a token, so each build replays the other build's run instead. A program's call with `n`
-above 1 gets two tokens per choice: longer choices are recorded in the order in which they end, so two runs of one
-build would differ.
+Not compared: names of attempts, which are random, abandoned attempts, which a kill truncates, and the text that
+explains why a completion called no tool. With `stale`, timing decides which version samples a token, so each build
+replays the other build's run instead. A program's call with `n` above 1 gets two tokens per choice: longer choices are
+recorded in the order in which they end, so two runs of one build would differ.
 
 Not checked: samplers and learners other than the embedded engine, speed, and printed output.
 """
@@ -113,6 +113,12 @@ def numbers(kind: str, blob: bytes | None) -> list | None:
     return None if blob is None else [list(item) for item in struct.iter_unpack(f"<{kind}", blob)]
 
 
+def without_explanation(result: dict) -> dict:
+    """Removes the text that explains why a completion called no tool. Builds may word it differently."""
+    (result.get("uncalled") or {}).pop("why", None)
+    return result
+
+
 def record(directory: Path) -> dict:
     """Returns what a run trained and recorded."""
     last = max((directory / "run/checkpoints").glob("step-*"))
@@ -136,7 +142,7 @@ def record(directory: Path) -> dict:
             path |= {key: numbers("fI", row[key]) for key in ("advantage", "weight", "returns", "vals")}
             steps[f"{row['phase']}/{row['step']}"].setdefault("paths", []).append(path)
         results = db.execute("SELECT * FROM evals ORDER BY phase, step")
-        evals = [[row["phase"], row["step"], json.loads(row["result"])] for row in results]
+        evals = [[row["phase"], row["step"], without_explanation(json.loads(row["result"]))] for row in results]
     # The order is that in which differences arise, so that the first printed difference is the cause.
     return {"attempts": dict(sorted(attempts.items(), key=by_time)), "steps": steps, "evals": evals, "weights": weights}
 

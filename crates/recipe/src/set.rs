@@ -253,7 +253,7 @@ mod tests {
                 "phase.1.steps=3",
                 "`phase` is a list; name one of its items (1) by its number, counted from 0",
             ),
-            ("phase.last.steps=3", "`phase` is a list of 1"),
+            ("phase.last.steps=3", "`phase` is a list; name one of its items (1)"),
         ];
         for (text, want) in cases {
             let error = set(recipe, &[text]).unwrap_err().to_string();

@@ -424,7 +424,7 @@ fn invalid_recipes_are_rejected_by_key() {
         ),
         (&["phase.1.until=95", "eval.every=2"], "`phase.1.until` is 95, but must be in 0..=1"),
         (&["run.seed=-4"], "`run.seed` is -4, but must be a whole number, at least 0"),
-        (&["phase.2.steps=1"], "--set phase.2.steps: `phase` is a list of 2"),
+        (&["phase.2.steps=1"], "--set phase.2.steps: `phase` is a list; name one of its items (2)"),
         (&["agents.x.train=false"], "unknown key `agents`; did you mean `agent`?"),
         (&["phase.1.only.agents=3"], "`phase.1.only.agents` is 3, but must be a list"),
     ];

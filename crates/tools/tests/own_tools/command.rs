@@ -66,7 +66,7 @@ async fn failed_command_reports_exit_status_and_last_output() {
     assert!(missing.text.starts_with("Error: cannot start no-such-program"), "{}", missing.text);
     assert!(missing.failure.is_some());
     let nowhere = run_command(&command(&["true"], Path::new("/no/such"), LONG), "x").await;
-    assert_eq!(nowhere.text, "Error: cannot start true: there is no folder /no/such");
+    assert_eq!(nowhere.text, "Error: cannot start true: there is no directory /no/such");
 }
 
 #[tokio::test]
