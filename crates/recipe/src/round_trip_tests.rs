@@ -222,6 +222,10 @@ fn old_names_load_like_new_names() {
             "phase.1.advantage={kind='group', compare='leave_one_out'}",
         ),
         (
+            "phase.1.advantage={kind='gdpo', weights=[1.0, 0.5, 0.5], recentre=true}",
+            "phase.1.advantage={kind='gdpo', weights=[1.0, 0.5, 0.5], recenter=true}",
+        ),
+        (
             "phase.1.loss={kind='kl_cov', coefficient=1.0, share=0.1}",
             "phase.1.loss={kind='kl_cov', coefficient=1.0, fraction=0.1}",
         ),

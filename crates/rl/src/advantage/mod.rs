@@ -142,7 +142,7 @@ pub enum Estimator {
         /// Whether the mean over tokens is subtracted from the advantages, too, as for
         /// [`Estimator::ReinforcePlusPlusBaseline`].
         #[serde(default)]
-        #[serde(rename(serialize = "recenter"), alias = "recenter")]
+        #[serde(rename(serialize = "recentre"), alias = "recentre")]
         recenter: bool,
     },
     /// The advantage is the return from each token on, whitened over the step's tokens
@@ -173,7 +173,7 @@ pub enum Estimator {
         /// is not 0, and shifts the advantages of zero-variance groups by an amount that depends on
         /// the length of other groups. For comparisons only.
         #[serde(default)]
-        #[serde(rename(serialize = "recenter"), alias = "recenter")]
+        #[serde(rename(serialize = "recentre"), alias = "recentre")]
         recenter: bool,
     },
     /// Generalized advantage estimation with a critic (Schulman et al. 2016).

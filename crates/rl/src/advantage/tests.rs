@@ -63,6 +63,22 @@ fn baseline(recenter: bool) -> Estimator {
     Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter }
 }
 
+/// Plans of runs from before the rename have the old name.
+#[test]
+fn recenter_is_stored_under_its_old_name() {
+    let stored = serde_json::to_value(baseline(true)).unwrap();
+    assert_eq!(stored["reinforce_plus_plus_baseline"]["recentre"], true);
+    assert_eq!(serde_json::from_value::<Estimator>(stored).unwrap(), baseline(true));
+    for name in ["recentre", "recenter"] {
+        let text = format!("{{\"reinforce_plus_plus_baseline\": {{\"{name}\": true}}}}");
+        let estimator: Estimator = serde_json::from_str(&text).unwrap();
+        assert!(
+            matches!(estimator, Estimator::ReinforcePlusPlusBaseline { recenter: true, .. }),
+            "{name}"
+        );
+    }
+}
+
 /// Differences of 0.5 at one token and −0.5 at three, and 0 at the four tokens of a zero-variance
 /// group: their mean is −1/8, their variance (0.625² + 3 · 0.375² + 4 · 0.125²) / 7 = 1/8.
 #[test]
