@@ -139,8 +139,8 @@ pub struct WhenKeys {
     /// Minimum success rate at the task, in 0..=1, that a curriculum had measured when the attempt
     /// was started. `None` for no lower bound.
     pub from_success: Option<f64>,
-    /// Success rate at the task at and above which the scorer no longer applies. `None` for no
-    /// upper bound.
+    /// Upper bound of the success rate at the task, which is excluded: at this rate and above, the
+    /// scorer does not apply. `None` for no upper bound.
     pub until_success: Option<f64>,
 }
 

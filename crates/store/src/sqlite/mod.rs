@@ -267,8 +267,8 @@ async fn start_thread(
 }
 
 /// Starts a database thread, which opens a connection with `open` and then processes jobs with
-/// `work`. `name` is the name of the thread, and `key` names in error messages what `open` opens.
-/// Returns the thread and the second value that `open` returned. In a test after
+/// `work`. `name` is the name of the thread, and `key` the name of the opened store in error
+/// messages. Returns the thread and the second value that `open` returned. In a test after
 /// [`levade_policy::block_in_caller`], each job runs in its caller instead.
 async fn start_worker<T: Send + 'static>(
     location: &str,

@@ -190,7 +190,9 @@ async fn sft_imitates_row_completions_that_score_well() {
     let other = ["phase.0.source={field='question'}", "phase.0.demonstrations=5"];
     let error = start(&other).await.err().unwrap();
     assert!(
-        error.to_string().contains("the field `question` of the task's row is not a list"),
+        error
+            .to_string()
+            .contains("the field `question` of the task's row is not a list of completions"),
         "{error}"
     );
 
