@@ -16,9 +16,9 @@ impl RlKeys {
         step > 0 && self.reference_step(step) == step
     }
 
-    /// Returns whether the weights of the KL reference after `done` steps must be stored separately,
-    /// because they are neither the policy's weights at the start of the phase nor its current
-    /// weights.
+    /// Returns whether the weights of the KL reference after `done` steps must be stored
+    /// separately, because they are neither the policy's weights at the start of the phase nor its
+    /// current weights.
     pub fn has_separate_reference(&self, done: u32) -> bool {
         (1..done).contains(&self.reference_step(done))
     }
